@@ -1,0 +1,24 @@
+/* The worker pool (design section 3): n-1 pinned threads and the caller, which run slices of one job at a time.
+ * Workers spin for some tens of microseconds after a job and then sleep, so that a decode step's many short jobs cost no system call.
+ */
+#ifndef RETRIEVALD_POOL_H
+#define RETRIEVALD_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct eng_pool eng_pool;
+
+/* A slice of a job: task in [0, n_tasks), worker in [0, n_threads) (the caller is 0). */
+typedef void eng_pool_fn(void *ctx, uint32_t task, uint32_t worker);
+
+uint32_t eng_pool_cores(void);                          /* physical cores this process may use */
+int eng_pool_new(uint32_t n_threads, eng_pool **ret);   /* >= 1 */
+void eng_pool_free(eng_pool *p);
+uint32_t eng_pool_threads(const eng_pool *p);
+
+/* Runs fn for every task, on all threads; tasks are taken in rising order, one at a time. Returns when all are done; what they wrote is
+ * visible then. Only from the thread that made the pool, not from inside a task. */
+void eng_pool_run(eng_pool *p, eng_pool_fn *fn, void *ctx, uint32_t n_tasks);
+
+#endif

@@ -1,0 +1,141 @@
+/* index/: vector search over the keys of one KV head.
+ *
+ * A library of its own: it knows no model, no thread pool and no file. It answers one question, for the whole
+ * query group that shares the head: which keys have the largest inner product with each query of the group?
+ *
+ *   flat   a scan of all keys, batched over the group: exact. It needs no index.
+ *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in
+ *          RetrievalAttention (arXiv 2409.10516, section 3.2) and AlayaDB; notes on where we deviate stand in graph_build.c.
+ *
+ * Threads: an idx_index is immutable and may be searched by any number of threads, each with its own idx_scratch.
+ * An idx_builder belongs to one thread at a time. Nothing here takes a lock, starts a thread or, once a scratch
+ * exists, allocates during a search.
+ *
+ * Scores are scale * (q . k), in float32, computed from the keys as stored. Errors are -errno.
+ */
+#ifndef RETRIEVALD_INDEX_H
+#define RETRIEVALD_INDEX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Instruction sets, in rising order; each includes the ones before it. */
+typedef enum { IDX_CPU_SCALAR, IDX_CPU_AVX2, IDX_CPU_AVX512 } idx_cpu;
+
+/* Best level of this machine. avx2 means AVX2 + FMA + F16C; avx512 means F, BW, DQ, VL and VNNI. */
+idx_cpu idx_cpu_detect(void);
+
+/* Chooses the distance kernels for the process; call once before any other use. Levels above the machine's are lowered to it. */
+void idx_cpu_set(idx_cpu level);
+
+typedef enum { IDX_F32, IDX_F16, IDX_BF16 } idx_type;
+typedef enum { IDX_FLAT, IDX_GRAPH } idx_kind;
+
+/* n rows of dim elements, `stride` bytes apart. Borrowed: the caller keeps them alive and unchanged. */
+typedef struct {
+    const void *data;
+    size_t stride;
+    uint32_t n, dim;
+    idx_type type;
+} idx_rows;
+
+/* m training positions, each with `group` queries: q is f16 [m][group][dim]. pos[i] is the row number of the newest key
+ * that query i may see (it may be >= n: then it sees all). Rising order. Borrowed until the builder is finished. */
+typedef struct {
+    const uint16_t *q;
+    const uint32_t *pos;
+    uint32_t m, group;
+} idx_queries;
+
+/* ---- build ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t knn;      /* exact nearest keys kept per training query (N_q) */
+    uint32_t degree;   /* links kept after pruning (M); reverse links may double it */
+    uint32_t beam;     /* beam of the connectivity pass (L) */
+    uint32_t pivots;   /* top keys of a query that collect its other hits as candidates */
+    uint32_t entries;  /* entry points */
+} idx_graph_params;
+
+idx_graph_params idx_graph_params_default(void);
+
+typedef struct idx_index idx_index;
+typedef struct idx_builder idx_builder;
+
+/* Starts a graph build over all of `keys`. O(n) memory for scratch. -EINVAL for nonsense shapes, -ENOMEM. */
+int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret);
+
+/* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked at least every millisecond or so; 0 = no limit).
+ * 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut. */
+int idx_builder_step(idx_builder *b, uint64_t deadline_ns);
+
+/* Share of the work done so far, 0..1. */
+float idx_builder_progress(const idx_builder *b);
+
+/* Takes the finished index out of a builder whose step returned 0. */
+int idx_builder_finish(idx_builder *b, idx_index **ret);
+
+void idx_builder_free(idx_builder *b); /* NULL and half-built are fine */
+
+void idx_free(idx_index *ix);
+
+/* An index is one relocatable block of bytes without pointers; these are what a segment file stores. */
+const void *idx_arena(const idx_index *ix, size_t *ret_bytes);
+
+/* Validates such a block (magic, version, sizes, every id and degree, every key reachable from the entries) against n keys of `dim`
+ * and copies it into an index. -EBADMSG with a reason in err. */
+int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, idx_index **ret, char *err, size_t errlen);
+
+/* The same checks on an index at hand. */
+int idx_check(const idx_index *ix, char *err, size_t errlen);
+
+idx_kind idx_kind_of(const idx_index *ix);
+
+/* ---- search --------------------------------------------------------------------------------------------------- */
+
+/* What to return for each query head. beta <= 0: the top_k best. beta > 0 (dynamic): every key whose score is at least
+ * (best score known, including `floor` of the query) - beta, at most top_k of them, the best ones. */
+typedef struct {
+    uint32_t top_k;
+    float beta;
+} idx_budget;
+
+typedef struct {
+    const float *q;         /* [group][dim] */
+    const float *floor;     /* [group] best score each head has already found elsewhere (the window), or NULL */
+    const uint32_t *seeds;  /* rows where hits are likely (last step's), may be NULL; out-of-range ones are ignored */
+    uint32_t n_seeds, group;
+    uint32_t lo, hi;        /* only rows [lo, hi) exist for this search */
+    float scale;
+    idx_budget budget;
+} idx_query;
+
+/* Hits of one query head: no row twice, none outside [lo, hi), in no particular order. */
+typedef struct {
+    uint32_t *ids;
+    float *scores;
+    uint32_t n;
+} idx_hits;
+
+/* Scratch for searches of at most max_n rows, max_group heads, max_k hits a head. Owns the hit arrays a search fills. */
+typedef struct idx_scratch idx_scratch;
+int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32_t max_k, idx_scratch **ret);
+void idx_scratch_free(idx_scratch *s);
+
+/* Searches keys with `ix` (NULL: flat scan). *ret_hits is [group], owned by the scratch, valid until its next search.
+ * *ret_visited (may be NULL) is the number of keys whose score was computed. -EINVAL when the query exceeds the scratch. */
+int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits,
+               uint32_t *ret_visited);
+
+/* Reorders (ids, scores) so that the k largest scores stand first, and returns min(k, n). Ties go to the smaller id. */
+uint32_t idx_select(uint32_t *ids, float *scores, uint32_t n, uint32_t k);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
