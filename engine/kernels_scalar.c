@@ -1,0 +1,351 @@
+/* The plain C level: complete, for any machine, and the oracle the SIMD levels are tested against. No fused multiply-add anywhere
+ * (-ffp-contract=off), so its bits are the same on every machine.
+ */
+#include "kernels.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+enum { CHUNK = 256 }; /* elements converted at a time on the stack; a multiple of every type's block */
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t type_bytes(eng_type t, size_t n)
+{
+    return n / eng_types[t].block * eng_types[t].bytes;
+}
+
+/* ---- decode ----------------------------------------------------------------------------------------------------- */
+
+static void quantize_q8(const float *x, eng_q8_act *out, size_t n)
+{
+    for (size_t b = 0; b < n / 32; b++) {
+        float amax = 0;
+        for (size_t i = 0; i < 32; i++)
+            amax = fmaxf(amax, fabsf(x[32 * b + i]));
+        /* Below this 127 / amax could overflow; such a block counts as zero. */
+        float d = amax < 1e-30f ? 0.0f : amax / 127.0f, inv = amax < 1e-30f ? 0.0f : 127.0f / amax;
+        int32_t sum = 0;
+        for (size_t i = 0; i < 32; i++) {
+            /* Adding 1.5 * 2^23 rounds to nearest even and leaves the integer in the low bits; NaN gives a code, not undefined behaviour.
+             */
+            float v = x[32 * b + i] * inv + 12582912.0f;
+            int32_t bits;
+            memcpy(&bits, &v, 4);
+            int8_t q = (int8_t)(uint8_t)(bits & 0xff);
+            out->q[32 * b + i] = q;
+            sum += q;
+        }
+        out->d[b] = d;
+        out->s[b] = d * (float)sum;
+    }
+}
+
+static void gemv_q8_q8_0(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
+{
+    for (size_t r = 0; r < rows; r++) {
+        const eng_q8_0 *b = (const void *)((const char *)w + r * row_bytes);
+        float acc = 0;
+        for (size_t j = 0; j < n / 32; j++) {
+            int32_t dot = 0;
+            for (size_t i = 0; i < 32; i++)
+                dot += b[j].q[i] * x->q[32 * j + i];
+            acc += eng_f16_to_f32(b[j].d) * x->d[j] * (float)dot;
+        }
+        y[r] = acc;
+    }
+}
+
+static int32_t dot_nibbles(const uint8_t *w, const int8_t *x)
+{
+    int32_t dot = 0;
+    for (size_t i = 0; i < 16; i++)
+        dot += (w[i] & 15) * x[i] + (w[i] >> 4) * x[16 + i];
+    return dot;
+}
+
+static void gemv_q8_q4_0(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
+{
+    for (size_t r = 0; r < rows; r++) {
+        const eng_q4_0 *b = (const void *)((const char *)w + r * row_bytes);
+        float acc = 0;
+        for (size_t j = 0; j < n / 32; j++) {
+            int32_t sum = 0;
+            for (size_t i = 0; i < 32; i++)
+                sum += x->q[32 * j + i];
+            acc += eng_f16_to_f32(b[j].d) * x->d[j] * (float)(dot_nibbles(b[j].q, x->q + 32 * j) - 8 * sum);
+        }
+        y[r] = acc;
+    }
+}
+
+static void gemv_q8_q4_1(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
+{
+    for (size_t r = 0; r < rows; r++) {
+        const eng_q4_1 *b = (const void *)((const char *)w + r * row_bytes);
+        float acc = 0;
+        for (size_t j = 0; j < n / 32; j++) {
+            int32_t dot = dot_nibbles(b[j].q, x->q + 32 * j);
+            acc += eng_f16_to_f32(b[j].d) * x->d[j] * (float)dot + eng_f16_to_f32(b[j].m) * x->s[j];
+        }
+        y[r] = acc;
+    }
+}
+
+static void gemv_f32_any(eng_type t, float *y, const void *w, size_t row_bytes, size_t rows, const float *x, size_t n)
+{
+    float buf[CHUNK];
+    for (size_t r = 0; r < rows; r++) {
+        const char *row = (const char *)w + r * row_bytes;
+        float acc = 0;
+        for (size_t i = 0; i < n; i += CHUNK) {
+            size_t c = min_size(CHUNK, n - i);
+            eng_dequantize(t, row + type_bytes(t, i), buf, c);
+            for (size_t j = 0; j < c; j++)
+                acc += buf[j] * x[i + j];
+        }
+        y[r] = acc;
+    }
+}
+
+/* ---- prefill ---------------------------------------------------------------------------------------------------- */
+
+#define PER_TYPE(NAME, T)                                                                                                                  \
+    static void gemv_f32_##NAME(float *y, const void *w, size_t row_bytes, size_t rows, const float *x, size_t n)                          \
+    {                                                                                                                                      \
+        gemv_f32_any(T, y, w, row_bytes, rows, x, n);                                                                                      \
+    }                                                                                                                                      \
+    static void dequantize_##NAME(const void *row, float *out, size_t n)                                                                   \
+    {                                                                                                                                      \
+        eng_dequantize(T, row, out, n);                                                                                                    \
+    }
+PER_TYPE(f32, ENG_F32)
+PER_TYPE(f16, ENG_F16)
+PER_TYPE(bf16, ENG_BF16)
+PER_TYPE(q8_0, ENG_Q8_0)
+PER_TYPE(q4_0, ENG_Q4_0)
+PER_TYPE(q4_1, ENG_Q4_1)
+#undef PER_TYPE
+
+static void dequantize_rows(eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
+{
+    for (size_t r = 0; r < rows; r++)
+        eng_dequantize(type, (const char *)w + r * row_bytes, tmp + r * k, k);
+    memset(tmp + rows * k, 0, (ENG_NR - rows) * k * sizeof *tmp);
+}
+
+static void pack_f32(float *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
+{
+    dequantize_rows(type, w, row_bytes, rows, k, tmp);
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j < ENG_NR; j++)
+            panel[i * ENG_NR + j] = tmp[j * k + i];
+}
+
+static void pack_bf16(uint16_t *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
+{
+    dequantize_rows(type, w, row_bytes, rows, k, tmp);
+    for (size_t i = 0; i < k / 2; i++)
+        for (size_t j = 0; j < ENG_NR; j++)
+            for (size_t h = 0; h < 2; h++)
+                panel[(i * ENG_NR + j) * 2 + h] = eng_f32_to_bf16(tmp[j * k + 2 * i + h]);
+}
+
+static void gemm_f32(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
+                     bool accumulate)
+{
+    for (size_t i = 0; i < m; i++) {
+        float acc[ENG_NR] = {0};
+        if (accumulate)
+            memcpy(acc, c + i * ldc, n * sizeof *acc);
+        for (size_t l = 0; l < k; l++) {
+            float f = a[i * lda + l];
+            const float *row = b + l * ldb;
+            if (n == ENG_NR)
+                for (size_t j = 0; j < ENG_NR; j++)
+                    acc[j] += f * row[j];
+            else
+                for (size_t j = 0; j < n; j++)
+                    acc[j] += f * row[j];
+        }
+        memcpy(c + i * ldc, acc, n * sizeof *acc);
+    }
+}
+
+static void f32_to_bf16(const float *x, uint16_t *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = eng_f32_to_bf16(x[i]);
+}
+
+/* ---- attention -------------------------------------------------------------------------------------------------- */
+
+static const eng_type kv_types[3] = {[ENG_KV_F32] = ENG_F32, [ENG_KV_F16] = ENG_F16, [ENG_KV_BF16] = ENG_BF16};
+
+static void kv_store_f32(const float *x, void *row, size_t n)
+{
+    memcpy(row, x, n * sizeof *x);
+}
+
+static void kv_store_f16(const float *x, void *row, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i] > 65504.0f ? 65504.0f : x[i] < -65504.0f ? -65504.0f : x[i];
+        uint16_t h = eng_f32_to_f16(v);
+        memcpy((char *)row + 2 * i, &h, 2);
+    }
+}
+
+static void kv_store_bf16(const float *x, void *row, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h = eng_f32_to_bf16(x[i]);
+        memcpy((char *)row + 2 * i, &h, 2);
+    }
+}
+
+static void qk_any(eng_kv_type t, float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows, size_t d)
+{
+    float buf[CHUNK];
+    for (size_t r = 0; r < rows; r++) {
+        const char *row = (const char *)k + r * stride;
+        for (size_t g = 0; g < group; g++)
+            s[g * lds + r] = 0;
+        for (size_t i = 0; i < d; i += CHUNK) {
+            size_t c = min_size(CHUNK, d - i);
+            eng_dequantize(kv_types[t], row + type_bytes(kv_types[t], i), buf, c);
+            for (size_t g = 0; g < group; g++) {
+                float acc = s[g * lds + r];
+                for (size_t j = 0; j < c; j++)
+                    acc += q[g * d + i + j] * buf[j];
+                s[g * lds + r] = acc;
+            }
+        }
+    }
+}
+
+/* o[:] += p v for one row and the whole group. */
+static void pv_row(eng_kv_type t, float *o, const float *p, size_t ldp, size_t group, const char *row, size_t d)
+{
+    float buf[CHUNK];
+    for (size_t i = 0; i < d; i += CHUNK) {
+        size_t c = min_size(CHUNK, d - i);
+        eng_dequantize(kv_types[t], row + type_bytes(kv_types[t], i), buf, c);
+        for (size_t g = 0; g < group; g++)
+            for (size_t j = 0; j < c; j++)
+                o[g * d + i + j] += p[g * ldp] * buf[j];
+    }
+}
+
+#define PER_KV(NAME, T)                                                                                                                    \
+    static void qk_##NAME(float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows, size_t d)         \
+    {                                                                                                                                      \
+        qk_any(T, s, lds, q, group, k, stride, rows, d);                                                                                   \
+    }                                                                                                                                      \
+    static void pv_##NAME(float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows, size_t d)         \
+    {                                                                                                                                      \
+        for (size_t r = 0; r < rows; r++)                                                                                                  \
+            pv_row(T, o, p + r, ldp, group, (const char *)v + r * stride, d);                                                              \
+    }                                                                                                                                      \
+    static void pv_gather_##NAME(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d)          \
+    {                                                                                                                                      \
+        for (size_t i = 0; i < n; i++)                                                                                                     \
+            pv_row(T, o, p + i, 0, 1, (const char *)v + ids[i] * stride, d);                                                               \
+    }
+PER_KV(f32, ENG_KV_F32)
+PER_KV(f16, ENG_KV_F16)
+PER_KV(bf16, ENG_KV_BF16)
+#undef PER_KV
+
+static float max(const float *x, size_t n)
+{
+    float m = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+/* The sum is kept in float64. Results below FLT_MIN become 0 (in the SIMD levels too). */
+static float softmax(float *x, size_t n, float m)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        float e = x[i] == -INFINITY ? 0 : expf(x[i] - m);
+        x[i] = e < FLT_MIN ? 0 : e;
+        sum += x[i];
+    }
+    return (float)sum;
+}
+
+static void scale(float *x, size_t n, float f)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] *= f;
+}
+
+/* ---- the rest of a layer ---------------------------------------------------------------------------------------- */
+
+static void rms_norm(float *out, const float *x, const float *w, size_t n, float eps)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)x[i] * x[i];
+    float f = (float)(1.0 / sqrt(sum / (double)n + eps));
+    for (size_t i = 0; i < n; i++)
+        out[i] = x[i] * f * w[i];
+}
+
+static void silu_mul(float *out, const float *gate, const float *up, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+}
+
+static void add(float *x, const float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] += y[i];
+}
+
+static void rope(float *x, const float *cs, size_t rot, bool halves)
+{
+    size_t h = rot / 2;
+    for (size_t i = 0; i < h; i++) {
+        float *a = halves ? x + i : x + 2 * i, *b = halves ? x + i + h : x + 2 * i + 1;
+        float u = *a, v = *b;
+        *a = u * cs[i] - v * cs[h + i];
+        *b = u * cs[h + i] + v * cs[i];
+    }
+}
+
+void eng_kernels_scalar(eng_kernels *k)
+{
+    *k = (eng_kernels){
+        .name = "scalar",
+        .quantize_q8 = quantize_q8,
+        .gemv_q8 = {[ENG_Q8_0] = gemv_q8_q8_0, [ENG_Q4_0] = gemv_q8_q4_0, [ENG_Q4_1] = gemv_q8_q4_1},
+        .gemv_f32 = {gemv_f32_f32, gemv_f32_f16, gemv_f32_bf16, gemv_f32_q8_0, gemv_f32_q4_0, gemv_f32_q4_1},
+        .dequantize = {dequantize_f32, dequantize_f16, dequantize_bf16, dequantize_q8_0, dequantize_q4_0, dequantize_q4_1},
+        .pack_f32 = pack_f32,
+        .pack_bf16 = pack_bf16,
+        .gemm_f32 = gemm_f32,
+        .gemm_bf16 = NULL,
+        .f32_to_bf16 = f32_to_bf16,
+        .kv_load = {dequantize_f32, dequantize_f16, dequantize_bf16},
+        .kv_store = {kv_store_f32, kv_store_f16, kv_store_bf16},
+        .qk = {qk_f32, qk_f16, qk_bf16},
+        .pv = {pv_f32, pv_f16, pv_bf16},
+        .pv_gather = {pv_gather_f32, pv_gather_f16, pv_gather_bf16},
+        .max = max,
+        .softmax = softmax,
+        .scale = scale,
+        .rms_norm = rms_norm,
+        .silu_mul = silu_mul,
+        .add = add,
+        .rope = rope,
+    };
+}
