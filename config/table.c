@@ -1,0 +1,112 @@
+#include "table.h"
+
+#define SERVE_RUN  (CFG_SERVE | CFG_RUN)
+#define BENCH      (CFG_BENCH_DECODE | CFG_BENCH_PREFILL)
+#define LOADS      (SERVE_RUN | BENCH | CFG_EVAL)
+#define RETRIEVES  (SERVE_RUN | CFG_BENCH_DECODE | CFG_EVAL)
+#define ALL        (LOADS | CFG_INSPECT)
+#define FIELD(x)   offsetof(cfg_settings, x)
+#define MAX_TOKENS 16777216.0
+#define ANY_LENGTH 0, 0
+
+static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", NULL};
+static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
+static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
+static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
+static const char *const outputs[] = {"table", "jsonl", NULL};
+
+#define MODEL     "Model and engine"
+#define ATTENTION "Attention"
+#define SAMPLING  "Sampling (what a request does not say)"
+#define SERVER    "Server"
+#define COMMAND   "Command"
+#define GENERAL   "General"
+
+/* Defaults of sampling are llama-server's. Where a flag means something else in another command, it has a row for each; such rows are flags
+ * only, so that a file written for the server does not change what a benchmark measures. */
+/* clang-format off */
+const cfg_row cfg_table[] = {
+    {MODEL, "model", "m", ALL, true, CFG_T_TEXT, FIELD(model), NULL, ANY_LENGTH, NULL, "FILE", "the model, a GGUF file"},
+    {MODEL, "ctx-size", "c", SERVE_RUN, true, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
+     "tokens of prompt and answer together; 0: as many as the model was trained for"},
+    {MODEL, "ctx-size", "c", BENCH, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
+     "tokens of context to reserve; 0: what the longest test needs"},
+    {MODEL, "ctx-size", "c", CFG_EVAL, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
+     "tokens of the text to use; 0: all of it, up to what the model was trained for"},
+    {MODEL, "threads", "t", LOADS, true, CFG_T_U32, FIELD(threads), "0", 0, 1024, NULL, "N", "compute threads; 0: one for each physical core"},
+    {MODEL, "ubatch-size", "ub", LOADS, true, CFG_T_U32, FIELD(ubatch_size), "512", 1, 16384, NULL, "N",
+     "prompt tokens computed at a time; answers do not depend on it"},
+    {MODEL, "cpu", NULL, LOADS, true, CFG_T_CHOICE, FIELD(cpu), "auto", ANY_LENGTH, cpus, "LEVEL", "instruction set of the kernels"},
+    {MODEL, "cache-type-k", "ctk", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_k), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept keys"},
+    {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},
+    {MODEL, "cache-ram", "cram", RETRIEVES, true, CFG_T_I64, FIELD(cache_ram), "8192", 0, 1073741824, NULL, "MIB",
+     "memory for kept contexts and their indexes; 0 keeps none"},
+
+    {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
+     "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), through a graph "
+     "(graph) or by whichever is cheaper (auto)"},
+    {ATTENTION, "attention", NULL, CFG_BENCH_DECODE, false, CFG_T_CHOICES, FIELD(attention), "full,graph", ANY_LENGTH, modes, "MODES",
+     "attention modes to measure"},
+    {ATTENTION, "attention", NULL, CFG_EVAL, false, CFG_T_CHOICE, FIELD(attention), "graph", ANY_LENGTH, modes, "MODE",
+     "attention mode to compare with full"},
+    {ATTENTION, "attn-top-k", NULL, RETRIEVES, true, CFG_T_U32, FIELD(attn_top_k), "0", 0, MAX_TOKENS, NULL, "N",
+     "keys retrieved for each query head; 0: as many as score within attn-beta of the best"},
+    {ATTENTION, "attn-beta", NULL, RETRIEVES, true, CFG_T_REAL, FIELD(attn_beta), "8", 0.01, 1000, NULL, "X",
+     "with attn-top-k 0: keys whose score is at least the best one less this are retrieved"},
+    {ATTENTION, "attn-k-max", NULL, RETRIEVES, true, CFG_T_U32, FIELD(attn_k_max), "1024", 1, MAX_TOKENS, NULL, "N",
+     "with attn-top-k 0: at most this many keys for each query head"},
+    {ATTENTION, "n-sink", NULL, RETRIEVES, true, CFG_T_U32, FIELD(n_sink), "128", 0, MAX_TOKENS, NULL, "N", "first tokens that are always read"},
+    {ATTENTION, "n-local", NULL, RETRIEVES, true, CFG_T_U32, FIELD(n_local), "512", 1, MAX_TOKENS, NULL, "N", "last tokens that are always read"},
+
+    {SAMPLING, "n-predict", "n", SERVE_RUN, true, CFG_T_I32, FIELD(n_predict), "-1", -1, MAX_TOKENS, NULL, "N",
+     "most tokens of an answer; -1: what fits"},
+    {SAMPLING, "temp", NULL, SERVE_RUN, true, CFG_T_REAL, FIELD(temp), "0.8", 0, 100, NULL, "X", "temperature; 0: always the likeliest token"},
+    {SAMPLING, "top-k", NULL, SERVE_RUN, true, CFG_T_I32, FIELD(top_k), "40", 0, MAX_TOKENS, NULL, "N", "sample among the N likeliest; 0: off"},
+    {SAMPLING, "top-p", NULL, SERVE_RUN, true, CFG_T_REAL, FIELD(top_p), "0.95", 0, 1, NULL, "X",
+     "sample among the likeliest that together reach this probability; 1: off"},
+    {SAMPLING, "min-p", NULL, SERVE_RUN, true, CFG_T_REAL, FIELD(min_p), "0.05", 0, 1, NULL, "X",
+     "drop tokens below this share of the likeliest one's probability; 0: off"},
+    {SAMPLING, "repeat-penalty", NULL, SERVE_RUN, true, CFG_T_REAL, FIELD(repeat_penalty), "1", 0.01, 100, NULL, "X",
+     "divides the scores of recent tokens; 1: off"},
+    {SAMPLING, "repeat-last-n", NULL, SERVE_RUN, true, CFG_T_I32, FIELD(repeat_last_n), "64", -1, MAX_TOKENS, NULL, "N",
+     "how many recent tokens the penalties see; -1: all"},
+    {SAMPLING, "presence-penalty", NULL, SERVE_RUN, true, CFG_T_REAL, FIELD(presence_penalty), "0", -2, 2, NULL, "X",
+     "subtracted from the scores of recent tokens"},
+    {SAMPLING, "frequency-penalty", NULL, SERVE_RUN, true, CFG_T_REAL, FIELD(frequency_penalty), "0", -2, 2, NULL, "X",
+     "subtracted for each time that a token occurred"},
+    {SAMPLING, "seed", "s", SERVE_RUN, true, CFG_T_I64, FIELD(seed), "-1", -1, 4294967295.0, NULL, "N", "seed of the random numbers; -1: another each time"},
+
+    {SERVER, "host", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(host), "127.0.0.1", ANY_LENGTH, NULL, "ADDRESS",
+     "address to listen on; one that others can reach needs api-key-file"},
+    {SERVER, "port", NULL, CFG_SERVE, true, CFG_T_U32, FIELD(port), "8080", 0, 65535, NULL, "N", "TCP port; 0: any free one"},
+    {SERVER, "alias", "a", CFG_SERVE, true, CFG_T_TEXT, FIELD(alias), NULL, ANY_LENGTH, NULL, "NAME",
+     "the model's name as clients see it; without it, the file's name"},
+    {SERVER, "api-key-file", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(api_key_file), NULL, ANY_LENGTH, NULL, "FILE",
+     "keys that clients must show, one a line; a file that only its owner can read"},
+    {SERVER, "allowed-hosts", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(allowed_hosts), NULL, ANY_LENGTH, NULL, "NAMES",
+     "Host headers to accept besides localhost and the address, separated by commas"},
+    {SERVER, "max-queue", NULL, CFG_SERVE, true, CFG_T_U32, FIELD(max_queue), "64", 1, 100000, NULL, "N", "requests that may wait; more are told to come back (429)"},
+    {SERVER, "max-body-mb", NULL, CFG_SERVE, true, CFG_T_U32, FIELD(max_body_mb), "64", 1, 4096, NULL, "MIB", "largest request body"},
+    {SERVER, "timeout", "to", CFG_SERVE, true, CFG_T_U32, FIELD(timeout), "600", 1, 86400, NULL, "SECONDS", "how long a connection may be idle"},
+    {SERVER, "max-connections", NULL, CFG_SERVE, true, CFG_T_U32, FIELD(max_connections), "256", 1, 65536, NULL, "N", "open connections"},
+    {SERVER, "log-level", NULL, CFG_SERVE, true, CFG_T_CHOICE, FIELD(log_level), "info", ANY_LENGTH, levels, "LEVEL", "how much is logged"},
+
+    {COMMAND, "file", "f", CFG_RUN, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "a text that the first question is about"},
+    {COMMAND, "file", "f", CFG_EVAL, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text to evaluate on"},
+    {COMMAND, "prompt", "p", CFG_RUN, false, CFG_T_TEXT, FIELD(prompt), NULL, ANY_LENGTH, NULL, "TEXT", "answer this one question and end"},
+    {COMMAND, "n-prompt", "p", CFG_BENCH_PREFILL, false, CFG_T_NUMBERS, FIELD(prompt), "512", 1, MAX_TOKENS, NULL, "N,N,...", "prompt lengths to measure"},
+    {COMMAND, "depth", "d", CFG_BENCH_DECODE, false, CFG_T_NUMBERS, FIELD(depth), "0", 0, MAX_TOKENS, NULL, "N,N,...",
+     "tokens in the context before decoding begins"},
+    {COMMAND, "n-predict", "n", CFG_BENCH_DECODE, false, CFG_T_I32, FIELD(n_predict), "32", 1, 1048576, NULL, "N", "tokens to decode"},
+    {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "256", 1, 1048576, NULL, "N", "last tokens of the text to compare at"},
+    {COMMAND, "repeat", "r", BENCH, false, CFG_T_U32, FIELD(repeat), "3", 1, 1000, NULL, "N", "times that each test is run"},
+    {COMMAND, "output", "o", BENCH | CFG_EVAL | CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
+     "how results are printed"},
+
+    {GENERAL, "config", NULL, ALL, false, CFG_T_CONFIG, 0, NULL, ANY_LENGTH, NULL, "FILE", "read settings from this file (name = value; # begins a comment)"},
+    {GENERAL, "help", "h", ALL, false, CFG_T_SWITCH, FIELD(help), NULL, ANY_LENGTH, NULL, NULL, "print this and end"},
+    {GENERAL, "version", NULL, ALL, false, CFG_T_SWITCH, FIELD(version), NULL, ANY_LENGTH, NULL, NULL, "print the version and end"},
+};
+/* clang-format on */
+
+const size_t cfg_table_rows = sizeof cfg_table / sizeof cfg_table[0];
