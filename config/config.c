@@ -13,7 +13,8 @@
 enum {
     MAX_FILE_BYTES = 1 << 20,
     MAX_LINE_BYTES = 197, /* inih cuts lines at a buffer of 200 and would take the rest for another line */
-    MAX_NAMES = 64,
+    MAX_NAME = 64,        /* bytes */
+    MAX_ROWS = 128,
 };
 
 typedef struct {
@@ -37,39 +38,37 @@ __attribute__((format(printf, 3, 4))) static int fail(loader *l, int code, const
 
 /* ---- names ------------------------------------------------------------------------------------------------------ */
 
-/* Edit distance in which swapping two neighbours counts as one edit ("optimal string alignment"). */
+/* Levenshtein's, for names of at most MAX_NAME bytes. */
 static size_t distance(const char *a, size_t na, const char *b, size_t nb)
 {
-    size_t rows[3][MAX_NAMES + 1], *before = rows[0], *last = rows[1], *row = rows[2];
+    size_t row[MAX_NAME + 1];
     for (size_t j = 0; j <= nb; j++)
-        last[j] = j;
+        row[j] = j;
     for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
         row[0] = i;
         for (size_t j = 1; j <= nb; j++) {
-            size_t d = last[j - 1] + (a[i - 1] != b[j - 1]);
-            if (last[j] + 1 < d)
-                d = last[j] + 1;
+            size_t d = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j] + 1 < d)
+                d = row[j] + 1;
             if (row[j - 1] + 1 < d)
                 d = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < d)
-                d = before[j - 2] + 1;
             row[j] = d;
         }
-        size_t *t = before;
-        before = last, last = row, row = t;
     }
-    return last[nb];
+    return row[nb];
 }
 
 const char *cfg_nearest(const char *name, const char *const *names, size_t n)
 {
     size_t len = strlen(name), best = len / 3 + 2; /* one more than what still counts as near */
     const char *nearest = NULL;
-    if (len > MAX_NAMES)
+    if (len > MAX_NAME)
         return NULL;
     for (size_t i = 0; i < n; i++) {
         size_t m = strlen(names[i]);
-        if (m > MAX_NAMES)
+        if (m > MAX_NAME)
             continue;
         size_t d = distance(name, len, names[i], m);
         if (d < best && d < len && d < m) {
@@ -101,9 +100,9 @@ static const cfg_row *find_short(const char *name, unsigned command)
 
 static const char *nearest_row(const char *name, unsigned command, bool in_file)
 {
-    const char *names[MAX_NAMES];
+    const char *names[MAX_ROWS];
     size_t n = 0;
-    for (size_t i = 0; i < cfg_table_rows && n < MAX_NAMES; i++)
+    for (size_t i = 0; i < cfg_table_rows && n < MAX_ROWS; i++)
         if ((cfg_table[i].commands & command) && (!in_file || cfg_table[i].everywhere))
             names[n++] = cfg_table[i].name;
     return cfg_nearest(name, names, n);
@@ -142,11 +141,11 @@ static bool is_choice(const cfg_row *r, const char *text, size_t len)
 
 static int bad_choice(loader *l, const cfg_row *r, const char *where, const char *text, size_t len)
 {
-    char all[128] = "", word[MAX_NAMES + 1];
+    char all[128] = "", word[MAX_NAME + 1];
     size_t n = 0;
     for (; r->choices[n]; n++)
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", n ? ", " : "", r->choices[n]);
-    snprintf(word, sizeof word, "%.*s", (int)(len < MAX_NAMES ? len : MAX_NAMES), text);
+    snprintf(word, sizeof word, "%.*s", (int)(len < MAX_NAME ? len : MAX_NAME), text);
     const char *near = cfg_nearest(word, r->choices, n);
     return fail(l, -EINVAL, "%s: '%s' is not one of %s%s%s%s", where, word, all, near ? " (did you mean '" : "", near ? near : "",
                 near ? "'?)" : "");
@@ -345,7 +344,7 @@ static int load_environment(loader *l)
         const cfg_row *r = &cfg_table[i];
         if (!r->everywhere || !(r->commands & l->command))
             continue;
-        char name[MAX_NAMES + 16] = "RETRIEVALD_";
+        char name[MAX_NAME + 16] = "RETRIEVALD_";
         size_t n = strlen(name);
         for (const char *p = r->name; *p; p++)
             name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
@@ -363,7 +362,7 @@ static int load_environment(loader *l)
 static int unknown_flag(loader *l, const char *arg)
 {
     const char *name = arg + strspn(arg, "-");
-    char word[MAX_NAMES + 1];
+    char word[MAX_NAME + 1];
     snprintf(word, sizeof word, "%.*s", (int)strcspn(name, "="), name);
     const char *near = nearest_row(word, l->command, false);
     if (!near) /* perhaps a flag of another command */
@@ -402,7 +401,7 @@ static int load_flags(loader *l, int argc, char **argv, bool apply, const char *
         if (!r)
             return unknown_flag(l, arg);
 
-        char where[MAX_NAMES + 4];
+        char where[MAX_NAME + 4];
         snprintf(where, sizeof where, "--%s", r->name);
         if (r->type == CFG_T_SWITCH) {
             if (value)
