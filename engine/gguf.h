@@ -24,12 +24,14 @@ typedef struct {
     eng_type type;
     uint32_t n_dims;
     uint64_t dims[4];   /* fastest first, as in the file; unused ones are 1 */
-    const void *data;
+    const void *data;   /* 8-byte aligned at least */
     size_t bytes, row_bytes;
 } eng_tensor;
 
 /* Maps and checks `path`. -errno with a sentence naming what is wrong. */
 int eng_gguf_open(const char *path, eng_gguf **ret, char *err, size_t errlen);
+/* The same of n bytes in memory (8-byte aligned; borrowed until close): for tests and fuzzers, where a sanitizer sees every byte. */
+int eng_gguf_open_memory(const void *bytes, size_t n, eng_gguf **ret, char *err, size_t errlen);
 void eng_gguf_close(eng_gguf *g);
 
 size_t eng_gguf_n_tensors(const eng_gguf *g);
