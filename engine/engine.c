@@ -1,0 +1,282 @@
+#include "engine_private.h"
+
+#include "clock.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+#include <unistd.h>
+
+static const char *const mode_names[] = {"full", "streaming", "flat", "graph", "auto"};
+
+eng_attention eng_attention_default(void)
+{
+    return (eng_attention){.mode = ENG_ATTN_AUTO, .n_sink = 128, .n_local = 512, .top_k = 0, .beta = 8, .k_max = 1024};
+}
+
+const char *eng_attn_mode_name(eng_attn_mode m)
+{
+    return mode_names[m];
+}
+
+int eng_attn_mode_parse(const char *s, eng_attn_mode *ret)
+{
+    for (size_t i = 0; i < sizeof mode_names / sizeof *mode_names; i++)
+        if (!strcmp(s, mode_names[i])) {
+            *ret = (eng_attn_mode)i;
+            return 0;
+        }
+    return -EINVAL;
+}
+
+eng_sampling eng_sampling_default(void)
+{
+    return (eng_sampling){.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1, .repeat_last_n = 64};
+}
+
+eng_params eng_params_default(void)
+{
+    return (eng_params){.n_chunk = 512, .type_k = ENG_KV_F16, .type_v = ENG_KV_F16, .cache_ram = (size_t)8 << 30, .index_share = 0.2f};
+}
+
+void eng_log(const eng_engine *e, int level, const char *format, ...)
+{
+    if (!e->params.log)
+        return;
+    char text[512];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(text, sizeof text, format, ap);
+    va_end(ap);
+    e->params.log(e->params.log_ctx, level, text);
+}
+
+/* ---- open -------------------------------------------------------------------------------------------------------- */
+
+static void fill_shape(eng_engine *e)
+{
+    const eng_model *m = e->model;
+    e->shape = (eng_kv_shape){
+        .n_layer = m->n_layer,
+        .n_head_kv = m->n_head_kv,
+        .group = m->n_head / m->n_head_kv,
+        .head_dim = m->head_dim,
+        .type_k = e->params.type_k,
+        .type_v = e->params.type_v,
+        .row_k = m->head_dim * eng_kv_type_size(e->params.type_k),
+        .row_v = m->head_dim * eng_kv_type_size(e->params.type_v),
+    };
+}
+
+static int copy_template(eng_engine *e)
+{
+    eng_str s;
+    if (eng_gguf_str(e->model->file, "tokenizer.chat_template", &s) < 0)
+        return 0;
+    e->chat_template = malloc(s.n + 1);
+    if (!e->chat_template)
+        return -ENOMEM;
+    memcpy(e->chat_template, s.s, s.n);
+    e->chat_template[s.n] = 0;
+    e->info.chat_template = e->chat_template;
+    e->info.chat_template_len = s.n;
+    return 0;
+}
+
+static void fill_info(eng_engine *e)
+{
+    const eng_model *m = e->model;
+    eng_info *i = &e->info;
+    i->architecture = m->architecture;
+    i->name = m->name;
+    i->type = m->type;
+    i->n_params = m->n_params;
+    i->model_bytes = m->bytes;
+    i->n_vocab = m->n_vocab;
+    i->n_embd = m->n_embd;
+    i->n_layer = m->n_layer;
+    i->n_head = m->n_head;
+    i->n_head_kv = m->n_head_kv;
+    i->head_dim = m->head_dim;
+    i->n_ff = m->n_ff;
+    i->n_ctx_train = m->n_ctx_train;
+    i->n_ctx = e->params.n_ctx;
+    i->n_threads = eng_pool_threads(e->pool);
+    i->cpu = e->kernels->name;
+    i->bos = eng_tokenizer_bos(e->tokenizer);
+    i->eos = eng_tokenizer_eos(e->tokenizer);
+    i->add_bos = eng_tokenizer_add_bos(e->tokenizer);
+    i->fingerprint = eng_gguf_fingerprint(m->file);
+    i->kv_bytes_per_token = eng_kv_bytes_per_token(&e->shape);
+    i->scratch_bytes = eng_forward_bytes(e->forward);
+}
+
+/* A context that cannot fit the machine's memory is refused now, not killed later. */
+static int check_memory(const eng_engine *e, char *err, size_t errlen)
+{
+    size_t total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    size_t fixed = e->info.model_bytes + e->info.scratch_bytes, per_token = e->info.kv_bytes_per_token;
+    if (fixed + per_token * e->params.n_ctx <= total)
+        return 0;
+    size_t most = fixed < total ? (total - fixed) / per_token : 0;
+    snprintf(err, errlen, "a context of %u tokens takes %zu MiB of KV cache, beside %zu MiB for the model, and this machine has %zu MiB; the largest -c that fits is %zu",
+             e->params.n_ctx, (per_token * e->params.n_ctx) >> 20, fixed >> 20, total >> 20, most);
+    return -ENOMEM;
+}
+
+static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
+{
+    int r = eng_kernels_get(e->params.cpu, &e->kernels, err, errlen);
+    if (r < 0)
+        return r;
+    idx_cpu_set(e->params.cpu == ENG_CPU_AUTO ? IDX_CPU_AVX512 : (idx_cpu)(e->params.cpu - ENG_CPU_SCALAR));
+    if ((r = eng_model_open(path, &e->model, err, errlen)) < 0)
+        return r;
+    if ((r = eng_tokenizer_new(e->model->file, e->model->n_vocab, &e->tokenizer, err, errlen)) < 0)
+        return r;
+    if (!e->params.n_ctx)
+        e->params.n_ctx = e->model->n_ctx_train;
+    else if (e->params.n_ctx > e->model->n_ctx_train)
+        eng_log(e, LOG_WARNING, "a context of %u tokens is longer than the %u the model was trained for", e->params.n_ctx, e->model->n_ctx_train);
+    fill_shape(e);
+    eng_forward_params fp = {
+        .model = e->model,
+        .kernels = e->kernels,
+        .shape = &e->shape,
+        .n_chunk = e->params.n_chunk,
+        .f32_activations = e->params.f32_activations,
+        .heartbeat = &e->counters.heartbeat,
+    };
+    snprintf(err, errlen, "out of memory");
+    if ((r = eng_pool_new(e->params.n_threads ? e->params.n_threads : eng_pool_cores(), &e->pool)) < 0)
+        return r;
+    fp.pool = e->pool;
+    if ((r = eng_forward_new(&fp, &e->forward)) < 0 || (r = eng_cache_new(e->params.cache_ram, &e->cache)) < 0 ||
+        (r = eng_index_work_new(e->pool, &e->index_work)) < 0 || (r = copy_template(e)) < 0)
+        return r;
+    fill_info(e);
+    return check_memory(e, err, errlen);
+}
+
+int eng_open(const char *model_path, const eng_params *params, eng_engine **ret, char *err, size_t errlen)
+{
+    char reason[128];
+    eng_engine *e = calloc(1, sizeof *e);
+    if (!e) {
+        snprintf(err, errlen, "out of memory");
+        return -ENOMEM;
+    }
+    e->params = *params;
+    if (!e->params.n_chunk)
+        e->params.n_chunk = 512;
+    int r = open_parts(e, model_path, err, errlen);
+    if (r < 0) {
+        eng_close(e);
+        return r;
+    }
+    if (gpu_open(0, &e->gpu, reason, sizeof reason) < 0)
+        eng_log(e, LOG_DEBUG, "serving from the CPU: %s", reason);
+    eng_publish(e);
+    *ret = e;
+    return 0;
+}
+
+void eng_close(eng_engine *e)
+{
+    if (!e)
+        return;
+    eng_index_work_free(e->index_work);
+    eng_cache_free(e->cache);
+    eng_forward_free(e->forward);
+    eng_pool_free(e->pool);
+    eng_tokenizer_free(e->tokenizer);
+    eng_model_close(e->model);
+    gpu_close(e->gpu);
+    free(e->chat_template);
+    free(e);
+}
+
+const eng_info *eng_info_get(const eng_engine *e)
+{
+    return &e->info;
+}
+
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+
+void eng_publish(eng_engine *e)
+{
+    eng_cache_info info = eng_cache_info_get(e->cache);
+    eng_counters *c = &e->counters;
+    atomic_store(&c->cache_bytes, info.bytes);
+    atomic_store(&c->index_bytes, info.index_bytes);
+    atomic_store(&c->segments, info.segments);
+    atomic_store(&c->evictions, info.evictions);
+    atomic_store(&c->index_pending, eng_index_work_pending(e->index_work));
+    atomic_store(&c->index_ns, (unsigned long long)(eng_index_work_seconds(e->index_work) * 1e9));
+}
+
+void eng_stats_get(const eng_engine *e, eng_stats *ret)
+{
+    const eng_counters *c = &e->counters;
+    *ret = (eng_stats){
+        .cache_bytes = atomic_load(&c->cache_bytes),
+        .cache_limit = e->params.cache_ram,
+        .index_bytes = atomic_load(&c->index_bytes),
+        .segments = (uint32_t)atomic_load(&c->segments),
+        .index_pending = (uint32_t)atomic_load(&c->index_pending),
+        .hits = atomic_load(&c->hits),
+        .misses = atomic_load(&c->misses),
+        .evictions = atomic_load(&c->evictions),
+        .prompt_tokens = atomic_load(&c->prompt_tokens),
+        .cached_tokens = atomic_load(&c->cached_tokens),
+        .predicted_tokens = atomic_load(&c->predicted_tokens),
+        .prompt_seconds = (double)atomic_load(&c->prompt_ns) * 1e-9,
+        .predicted_seconds = (double)atomic_load(&c->predicted_ns) * 1e-9,
+        .index_seconds = (double)atomic_load(&c->index_ns) * 1e-9,
+        .keys_held = atomic_load(&c->keys_held),
+        .keys_attended = atomic_load(&c->keys_attended),
+        .heartbeat = atomic_load(&c->heartbeat),
+    };
+}
+
+int eng_build_indexes(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop)
+{
+    uint32_t pending = eng_index_work_pending(e->index_work);
+    int r = eng_index_work_run(e->index_work, deadline_ns, stop);
+    if (eng_index_work_pending(e->index_work) != pending)
+        eng_cache_recount(e->cache);
+    eng_publish(e);
+    return r;
+}
+
+int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop)
+{
+    if (!eng_index_work_pending(e->index_work))
+        return 0;
+    return eng_build_indexes(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
+}
+
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+int eng_tokenize(const eng_engine *e, const char *text, size_t len, unsigned flags, const char *guard, int32_t **ret_ids, size_t *ret_n)
+{
+    return eng_tokenizer_encode(e->tokenizer, text, len, flags, guard, ret_ids, ret_n);
+}
+
+int eng_token_text(const eng_engine *e, int32_t id, bool special, const char **ret_text, size_t *ret_len)
+{
+    return eng_tokenizer_text(e->tokenizer, id, special, ret_text, ret_len);
+}
+
+bool eng_token_is_eog(const eng_engine *e, int32_t id)
+{
+    return eng_tokenizer_is_eog(e->tokenizer, id);
+}
+
+bool eng_token_is_control(const eng_engine *e, int32_t id)
+{
+    return eng_tokenizer_is_control(e->tokenizer, id);
+}

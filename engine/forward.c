@@ -1,0 +1,282 @@
+#include "forward.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKENS_PER_TASK = 16 };
+
+struct eng_forward {
+    eng_forward_params p;
+    eng_linear *linear;
+    eng_attn *attn;
+    size_t bytes;
+    /* of one chunk, row-major by token */
+    float *x;               /* [n_embd] residual stream */
+    float *h;               /* [n_embd] normed input of a block, and its output */
+    float *q, *k, *v, *o;   /* [n_head d], [n_head_kv d] twice, [n_head d] */
+    float *gate, *up;       /* [n_ff] */
+    float *cs;              /* [rope_dim] cosines, then sines */
+
+    /* of the call */
+    const eng_view *view;
+    const eng_layer *weights;
+    const float *norm;
+    const int32_t *ids;
+    const eng_query_sampling *sampling;
+    uint32_t layer, pos, n;
+};
+
+static uint32_t max2(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+int eng_forward_new(const eng_forward_params *p, eng_forward **ret)
+{
+    const eng_model *m = p->model;
+    eng_forward *f = calloc(1, sizeof *f);
+    if (!f)
+        return -ENOMEM;
+    f->p = *p;
+    size_t q = (size_t)m->n_head * m->head_dim, kv = (size_t)m->n_head_kv * m->head_dim;
+    uint32_t max_cols = max2(max2(m->n_embd, m->n_ff), (uint32_t)q);
+    int r = eng_linear_new(p->pool, p->kernels, max_cols, p->n_chunk, p->f32_activations, &f->linear);
+    if (r == 0)
+        r = eng_attn_new(p->pool, p->kernels, p->shape, p->n_chunk, &f->attn);
+    if (r < 0) {
+        eng_forward_free(f);
+        return r;
+    }
+    struct { float **to; size_t width; } parts[] = {
+        {&f->x, m->n_embd}, {&f->h, m->n_embd}, {&f->q, q}, {&f->k, kv}, {&f->v, kv}, {&f->o, q}, {&f->gate, m->n_ff}, {&f->up, m->n_ff}, {&f->cs, m->rope_dim},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        size_t bytes = (parts[i].width * p->n_chunk * sizeof(float) + 63) & ~(size_t)63;
+        *parts[i].to = aligned_alloc(64, bytes);
+        if (!*parts[i].to) {
+            eng_forward_free(f);
+            return -ENOMEM;
+        }
+        f->bytes += bytes;
+    }
+    *ret = f;
+    return 0;
+}
+
+void eng_forward_free(eng_forward *f)
+{
+    if (!f)
+        return;
+    eng_linear_free(f->linear);
+    eng_attn_free(f->attn);
+    float *parts[] = {f->x, f->h, f->q, f->k, f->v, f->o, f->gate, f->up, f->cs};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        free(parts[i]);
+    free(f);
+}
+
+size_t eng_forward_bytes(const eng_forward *f)
+{
+    return f->bytes + eng_linear_bytes(f->linear) + eng_attn_bytes(f->attn);
+}
+
+eng_attn *eng_forward_attention(eng_forward *f)
+{
+    return f->attn;
+}
+
+/* ---- per-token work ---------------------------------------------------------------------------------------------- */
+
+/* Embedding and rotary angles of token t. Angles in float64: at position 10^6 a float32 product has lost its fraction. */
+static void begin_token(eng_forward *f, uint32_t t)
+{
+    const eng_model *m = f->p.model;
+    const eng_weight *e = &m->tok_embd;
+    f->p.kernels->dequantize[e->type]((const uint8_t *)e->data + (size_t)f->ids[t] * e->row_bytes, f->x + (size_t)t * m->n_embd, m->n_embd);
+    float *cs = f->cs + (size_t)t * m->rope_dim;
+    uint32_t half = m->rope_dim / 2;
+    for (uint32_t i = 0; i < half; i++) {
+        double angle = (f->pos + t) * pow(m->rope_base, -2.0 * i / m->rope_dim);
+        cs[i] = (float)cos(angle);
+        cs[half + i] = (float)sin(angle);
+    }
+}
+
+static void norm_token(eng_forward *f, uint32_t t)
+{
+    const eng_model *m = f->p.model;
+    size_t at = (size_t)t * m->n_embd;
+    f->p.kernels->rms_norm(f->h + at, f->x + at, f->norm, m->n_embd, m->rms_eps);
+}
+
+/* Which position of its stratum a query is drawn from: fixed, but without rhythm (a hash), so that it cannot beat with the text's. */
+static uint32_t drawn_position(const eng_query_sampling *s, uint32_t stratum)
+{
+    uint64_t z = (stratum + 1) * 0x9e3779b97f4a7c15u;
+    return s->from + stratum * s->stride + (uint32_t)((z >> 32) % s->stride);
+}
+
+static bool is_sampled(const eng_query_sampling *s, uint32_t pos, uint32_t *ret_stratum)
+{
+    *ret_stratum = (pos - s->from) / s->stride;
+    return drawn_position(s, *ret_stratum) == pos;
+}
+
+uint32_t eng_query_count(const eng_query_sampling *s, uint32_t end)
+{
+    if (end <= s->from)
+        return 0;
+    uint32_t last = (end - 1 - s->from) / s->stride;
+    return last + (drawn_position(s, last) < end);
+}
+
+/* Rotates q and k of token t, stores k and v to their segment, and keeps the query when it is one of the sample. */
+static void place_token(eng_forward *f, uint32_t t)
+{
+    const eng_model *m = f->p.model;
+    const eng_kernels *kn = f->p.kernels;
+    const eng_kv_shape *shape = f->p.shape;
+    uint32_t pos = f->pos + t, d = m->head_dim;
+    const eng_span *span = &f->view->spans[eng_view_find(f->view, pos)];
+    const float *cs = f->cs + (size_t)t * m->rope_dim;
+    float *q = f->q + (size_t)t * m->n_head * d;
+    bool halves = m->rope_pairs == ENG_ROPE_HALVES;
+
+    for (uint32_t head = 0; head < m->n_head; head++)
+        kn->rope(q + (size_t)head * d, cs, m->rope_dim, halves);
+    for (uint32_t head = 0; head < m->n_head_kv; head++) {
+        float *k = f->k + ((size_t)t * m->n_head_kv + head) * d;
+        kn->rope(k, cs, m->rope_dim, halves);
+        kn->kv_store[shape->type_k](k, eng_segment_k(span->seg, f->layer, head, pos - span->seg->start), d);
+        kn->kv_store[shape->type_v](f->v + ((size_t)t * m->n_head_kv + head) * d, eng_segment_v(span->seg, f->layer, head, pos - span->seg->start), d);
+    }
+    uint32_t stratum;
+    if (!f->sampling || !f->sampling->seg || !is_sampled(f->sampling, pos, &stratum) || stratum >= f->sampling->seg->m_cap)
+        return;
+    for (uint32_t head = 0; head < m->n_head_kv; head++)
+        kn->kv_store[ENG_KV_F16](q + (size_t)head * shape->group * d, eng_segment_query(f->sampling->seg, f->layer, head, stratum), (size_t)shape->group * d);
+    f->sampling->seg->query_row[stratum] = pos - f->sampling->seg->start;
+}
+
+static void add_token(eng_forward *f, uint32_t t)
+{
+    const eng_model *m = f->p.model;
+    f->p.kernels->add(f->x + (size_t)t * m->n_embd, f->h + (size_t)t * m->n_embd, m->n_embd);
+}
+
+static void gate_token(eng_forward *f, uint32_t t)
+{
+    size_t at = (size_t)t * f->p.model->n_ff, n = f->p.model->n_ff;
+    f->p.kernels->silu_mul(f->gate + at, f->gate + at, f->up + at, n);
+}
+
+static void add_norm_token(eng_forward *f, uint32_t t)
+{
+    add_token(f, t);
+    norm_token(f, t);
+}
+
+struct token_job {
+    eng_forward *f;
+    void (*fn)(eng_forward *f, uint32_t t);
+};
+
+static void token_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    struct token_job *job = ctx;
+    (void)worker;
+    uint32_t end = (task + 1) * TOKENS_PER_TASK < job->f->n ? (task + 1) * TOKENS_PER_TASK : job->f->n;
+    for (uint32_t t = task * TOKENS_PER_TASK; t < end; t++)
+        job->fn(job->f, t);
+}
+
+static void each_token(eng_forward *f, void (*fn)(eng_forward *, uint32_t))
+{
+    struct token_job job = {f, fn};
+    eng_pool_run(f->p.pool, token_task, &job, (f->n + TOKENS_PER_TASK - 1) / TOKENS_PER_TASK);
+}
+
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
+
+static bool canceled(const atomic_bool *cancel)
+{
+    return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
+}
+
+/* y = W x for the f->n tokens at hand, by the prefill kernels or by the decode kernels. */
+static void product(eng_forward *f, bool decode, const eng_weight *const *w, float *const *y, uint32_t n, const float *x)
+{
+    if (decode)
+        eng_linear_decode(f->linear, w, y, n, x);
+    else
+        eng_linear_prefill(f->linear, w, y, n, x, f->n);
+}
+
+/* All layers over the f->n tokens; leaves the residual stream in x. */
+static int layers(eng_forward *f, bool decode, const atomic_bool *cancel)
+{
+    const eng_model *m = f->p.model;
+    each_token(f, begin_token);
+    for (f->layer = 0; f->layer < m->n_layer; f->layer++) {
+        if (canceled(cancel))
+            return -ECANCELED;
+        const eng_layer *w = f->weights = &m->layers[f->layer];
+        f->norm = w->attn_norm;
+        each_token(f, f->layer ? add_norm_token : norm_token); /* adds the FFN of the layer before */
+        product(f, decode, (const eng_weight *const[]){&w->wq, &w->wk, &w->wv}, (float *const[]){f->q, f->k, f->v}, 3, f->h);
+        each_token(f, place_token);
+        if (decode)
+            eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
+        else
+            eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
+        product(f, decode, (const eng_weight *const[]){&w->wo}, (float *const[]){f->h}, 1, f->o);
+        f->norm = w->ffn_norm;
+        each_token(f, add_norm_token);
+        product(f, decode, (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2, f->h);
+        each_token(f, gate_token);
+        product(f, decode, (const eng_weight *const[]){&w->w_down}, (float *const[]){f->h}, 1, f->gate);
+        atomic_fetch_add_explicit(f->p.heartbeat, 1, memory_order_relaxed);
+    }
+    f->norm = m->output_norm;
+    each_token(f, add_norm_token);
+    return 0;
+}
+
+int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids, uint32_t pos, uint32_t n, const eng_query_sampling *sampling,
+                        const atomic_bool *cancel, float *logits, float *all_logits)
+{
+    const eng_model *m = f->p.model;
+    f->view = view;
+    f->ids = ids;
+    f->pos = pos;
+    f->n = n;
+    f->sampling = sampling;
+    int r = layers(f, false, cancel);
+    if (r < 0)
+        return r;
+    if (all_logits)
+        product(f, false, (const eng_weight *const[]){&m->output}, (float *const[]){all_logits}, 1, f->h);
+    if (logits) {
+        f->n = 1;
+        product(f, false, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1, f->h + (size_t)(n - 1) * m->n_embd);
+    }
+    return 0;
+}
+
+int eng_forward_decode(eng_forward *f, const eng_view *view, int32_t id, uint32_t pos, const atomic_bool *cancel, float *logits)
+{
+    const eng_model *m = f->p.model;
+    f->view = view;
+    f->ids = &id;
+    f->pos = pos;
+    f->n = 1;
+    f->sampling = NULL;
+    eng_attn_step(f->attn, view, pos + 1);
+    int r = layers(f, true, cancel);
+    if (r < 0)
+        return r;
+    product(f, true, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1, f->h);
+    return 0;
+}

@@ -1,0 +1,211 @@
+#include "index_work.h"
+
+#include "clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum { SLICE_NS = 2000000 }; /* between looks at `stop` */
+
+typedef struct {
+    eng_segment *seg;
+    idx_builder *builder;
+    uint32_t graph;         /* layer * n_head_kv + head */
+    uint64_t spent_ns;
+    bool failed;
+} slot;
+
+typedef struct {
+    eng_segment *seg;
+    uint32_t next, left;    /* graphs not yet begun are [next, count); left: not finished */
+} job;
+
+struct eng_index_work {
+    eng_pool *pool;
+    slot *slots;            /* one a worker */
+    uint32_t n_slots;
+    job *jobs;              /* oldest first */
+    size_t n_jobs, cap_jobs;
+    uint32_t pending;
+    uint64_t spent_ns;
+    uint64_t deadline;
+};
+
+static uint32_t graph_count(const eng_segment *s)
+{
+    return s->shape->n_layer * s->shape->n_head_kv;
+}
+
+int eng_index_work_new(eng_pool *pool, eng_index_work **ret)
+{
+    eng_index_work *w = calloc(1, sizeof *w);
+    if (!w)
+        return -ENOMEM;
+    w->pool = pool;
+    w->n_slots = eng_pool_threads(pool);
+    w->slots = calloc(w->n_slots, sizeof *w->slots);
+    if (!w->slots) {
+        free(w);
+        return -ENOMEM;
+    }
+    *ret = w;
+    return 0;
+}
+
+static void release(eng_segment *s)
+{
+    s->indexing = false;
+    eng_segment_unref(s);
+}
+
+void eng_index_work_free(eng_index_work *w)
+{
+    if (!w)
+        return;
+    for (uint32_t i = 0; i < w->n_slots; i++)
+        idx_builder_free(w->slots[i].builder);
+    for (size_t i = 0; i < w->n_jobs; i++)
+        release(w->jobs[i].seg);
+    free(w->jobs);
+    free(w->slots);
+    free(w);
+}
+
+int eng_index_work_add(eng_index_work *w, eng_segment *s)
+{
+    if (s->n < ENG_INDEX_MIN_TOKENS || !s->m)
+        return 0;
+    if (w->n_jobs == w->cap_jobs) {
+        size_t cap = w->cap_jobs ? 2 * w->cap_jobs : 8;
+        job *p = realloc(w->jobs, cap * sizeof *p);
+        if (!p)
+            return -ENOMEM;
+        w->jobs = p;
+        w->cap_jobs = cap;
+    }
+    s->indexing = true;
+    w->jobs[w->n_jobs++] = (job){eng_segment_ref(s), 0, graph_count(s)};
+    w->pending += graph_count(s);
+    return 0;
+}
+
+static int begin(slot *s)
+{
+    eng_segment *seg = s->seg;
+    const eng_kv_shape *shape = seg->shape;
+    uint32_t layer = s->graph / shape->n_head_kv, head = s->graph % shape->n_head_kv;
+    idx_rows keys = {eng_segment_k(seg, layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
+    idx_queries train = {eng_segment_query(seg, layer, head, 0), seg->query_row, seg->m, shape->group};
+    return idx_builder_new(&keys, &train, NULL, &s->builder);
+}
+
+/* Gives free slots the next graphs, oldest segment first. A segment that nobody but this queue still wants is dropped. */
+static void fill_slots(eng_index_work *w)
+{
+    for (uint32_t i = 0; i < w->n_slots; i++) {
+        slot *s = &w->slots[i];
+        if (s->seg)
+            continue;
+        for (size_t j = 0; j < w->n_jobs; j++) {
+            job *b = &w->jobs[j];
+            if (b->next == graph_count(b->seg))
+                continue;
+            *s = (slot){.seg = b->seg, .graph = b->next++};
+            break;
+        }
+    }
+}
+
+static void drop_unwanted(eng_index_work *w)
+{
+    for (size_t i = 0; i < w->n_jobs; i++) {
+        job *b = &w->jobs[i];
+        if (b->seg->refs > 1)
+            continue;
+        for (uint32_t k = 0; k < w->n_slots; k++)
+            if (w->slots[k].seg == b->seg) {
+                idx_builder_free(w->slots[k].builder);
+                w->slots[k] = (slot){0};
+            }
+        w->pending -= b->left;
+        release(b->seg);
+        w->jobs[i--] = w->jobs[--w->n_jobs];
+    }
+}
+
+static void step_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    eng_index_work *w = ctx;
+    slot *s = &w->slots[task];
+    (void)worker;
+    if (!s->seg)
+        return;
+    uint64_t start = eng_now_ns();
+    int r = s->builder ? 0 : begin(s);
+    if (r == 0)
+        r = idx_builder_step(s->builder, w->deadline);
+    idx_index **to = &s->seg->index[s->graph];
+    if (r == 0 && idx_builder_finish(s->builder, to) < 0)
+        r = -ENOMEM;
+    if (r <= 0) {
+        s->failed = r < 0; /* no memory: this head is scanned, which is right, only slower */
+        idx_builder_free(s->builder);
+        s->builder = NULL;
+    }
+    s->spent_ns += eng_now_ns() - start;
+}
+
+/* Takes finished graphs out of the slots. */
+static void collect(eng_index_work *w)
+{
+    for (uint32_t i = 0; i < w->n_slots; i++) {
+        slot *s = &w->slots[i];
+        if (!s->seg)
+            continue;
+        w->spent_ns += s->spent_ns;
+        s->spent_ns = 0;
+        if (s->builder)
+            continue;
+        if (!s->failed) {
+            size_t bytes;
+            idx_arena(s->seg->index[s->graph], &bytes);
+            s->seg->index_bytes += bytes;
+        }
+        w->pending--;
+        for (size_t j = 0; j < w->n_jobs; j++)
+            if (w->jobs[j].seg == s->seg && --w->jobs[j].left == 0) {
+                eng_segment_free_queries(s->seg);
+                release(s->seg);
+                for (size_t k = j + 1; k < w->n_jobs; k++)
+                    w->jobs[k - 1] = w->jobs[k];
+                w->n_jobs--;
+                break;
+            }
+        *s = (slot){0};
+    }
+}
+
+int eng_index_work_run(eng_index_work *w, uint64_t deadline_ns, const atomic_bool *stop)
+{
+    drop_unwanted(w);
+    while (w->pending && !(stop && atomic_load(stop))) {
+        uint64_t now = eng_now_ns();
+        if (now >= deadline_ns)
+            break;
+        w->deadline = deadline_ns - now < SLICE_NS ? deadline_ns : now + SLICE_NS;
+        fill_slots(w);
+        eng_pool_run(w->pool, step_task, w, w->n_slots);
+        collect(w);
+    }
+    return w->pending > 0;
+}
+
+uint32_t eng_index_work_pending(const eng_index_work *w)
+{
+    return w->pending;
+}
+
+double eng_index_work_seconds(const eng_index_work *w)
+{
+    return (double)w->spent_ns * 1e-9;
+}

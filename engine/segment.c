@@ -1,0 +1,210 @@
+#include "segment.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* Arenas are mapped, not taken from the heap: they are large, come as zero pages, and go back to the system at once. */
+static void *arena_new(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+static size_t align64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+size_t eng_kv_type_size(eng_kv_type t)
+{
+    return t == ENG_KV_F32 ? 4 : 2;
+}
+
+size_t eng_kv_bytes_per_token(const eng_kv_shape *s)
+{
+    return (size_t)s->n_layer * s->n_head_kv * (s->row_k + s->row_v);
+}
+
+static void layout(const eng_kv_shape *shape, uint32_t cap, size_t *ret_v_offset, size_t *ret_head_bytes, size_t *ret_bytes)
+{
+    *ret_v_offset = align64((size_t)cap * shape->row_k);
+    *ret_head_bytes = *ret_v_offset + align64((size_t)cap * shape->row_v);
+    *ret_bytes = *ret_head_bytes * shape->n_layer * shape->n_head_kv;
+}
+
+size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap)
+{
+    size_t v_offset, head_bytes, bytes;
+    layout(shape, cap, &v_offset, &head_bytes, &bytes);
+    return bytes + (size_t)cap * sizeof(int32_t);
+}
+
+int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t cap, bool exact, eng_segment **ret)
+{
+    if (!cap)
+        return -EINVAL;
+    eng_segment *s = calloc(1, sizeof *s);
+    if (!s)
+        return -ENOMEM;
+    s->shape = shape;
+    s->refs = 1;
+    s->start = start;
+    s->cap = cap;
+    s->exact = exact;
+    layout(shape, cap, &s->v_offset, &s->head_bytes, &s->kv_bytes);
+    s->ids = malloc((size_t)cap * sizeof *s->ids);
+    s->index = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
+    s->kv = arena_new(s->kv_bytes);
+    if (!s->ids || !s->index || !s->kv) {
+        eng_segment_unref(s);
+        return -ENOMEM;
+    }
+    s->parent = parent ? eng_segment_ref(parent) : NULL;
+    *ret = s;
+    return 0;
+}
+
+eng_segment *eng_segment_ref(eng_segment *s)
+{
+    s->refs++;
+    return s;
+}
+
+void eng_segment_unref(eng_segment *s)
+{
+    while (s && --s->refs == 0) { /* a loop: chains may be long */
+        eng_segment *parent = s->parent;
+        if (s->kv)
+            munmap(s->kv, s->kv_bytes);
+        if (s->index)
+            for (size_t i = 0; i < (size_t)s->shape->n_layer * s->shape->n_head_kv; i++)
+                idx_free(s->index[i]);
+        eng_segment_free_queries(s);
+        free(s->index);
+        free(s->ids);
+        free(s);
+        s = parent;
+    }
+}
+
+static size_t query_bytes(const eng_segment *s)
+{
+    const eng_kv_shape *h = s->shape;
+    return (size_t)h->n_layer * h->n_head_kv * s->m_cap * h->group * h->head_dim * sizeof(uint16_t);
+}
+
+size_t eng_segment_bytes(const eng_segment *s)
+{
+    return s->kv_bytes + (size_t)s->cap * sizeof *s->ids + s->index_bytes + (s->queries ? query_bytes(s) : 0);
+}
+
+int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap)
+{
+    s->m_cap = m_cap;
+    s->m = 0;
+    s->queries = arena_new(query_bytes(s));
+    s->query_row = malloc((size_t)m_cap * sizeof *s->query_row);
+    if (!s->queries || !s->query_row) {
+        eng_segment_free_queries(s);
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+void eng_segment_free_queries(eng_segment *s)
+{
+    if (s->queries)
+        munmap(s->queries, query_bytes(s));
+    free(s->query_row);
+    s->queries = NULL;
+    s->query_row = NULL;
+    s->m = s->m_cap = 0;
+}
+
+int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segment *parent, bool exact, eng_segment **ret)
+{
+    const eng_kv_shape *h = src->shape;
+    eng_segment *s;
+    int r = eng_segment_new(h, parent, src->start + lo, hi - lo, exact, &s);
+    if (r < 0)
+        return r;
+    s->n = hi - lo;
+    memcpy(s->ids, src->ids + lo, (size_t)s->n * sizeof *s->ids);
+    for (uint32_t layer = 0; layer < h->n_layer; layer++)
+        for (uint32_t head = 0; head < h->n_head_kv; head++) {
+            memcpy(eng_segment_k(s, layer, head, 0), eng_segment_k(src, layer, head, lo), (size_t)s->n * h->row_k);
+            memcpy(eng_segment_v(s, layer, head, 0), eng_segment_v(src, layer, head, lo), (size_t)s->n * h->row_v);
+        }
+    if (src->m && lo == 0 && eng_segment_alloc_queries(s, src->m) == 0) { /* without them there will be no graph: no reason to fail */
+        s->m = src->m;
+        memcpy(s->query_row, src->query_row, (size_t)s->m * sizeof *s->query_row);
+        size_t per = (size_t)h->group * h->head_dim * sizeof(uint16_t);
+        for (uint32_t layer = 0; layer < h->n_layer; layer++)
+            for (uint32_t head = 0; head < h->n_head_kv; head++)
+                memcpy(eng_segment_query(s, layer, head, 0), eng_segment_query(src, layer, head, 0), s->m * per);
+    }
+    *ret = s;
+    return 0;
+}
+
+void eng_segment_shift(eng_segment *s, uint32_t n)
+{
+    const eng_kv_shape *h = s->shape;
+    uint32_t left = s->n - n;
+    memmove(s->ids, s->ids + n, (size_t)left * sizeof *s->ids);
+    for (uint32_t layer = 0; layer < h->n_layer; layer++)
+        for (uint32_t head = 0; head < h->n_head_kv; head++) {
+            memmove(eng_segment_k(s, layer, head, 0), eng_segment_k(s, layer, head, n), (size_t)left * h->row_k);
+            memmove(eng_segment_v(s, layer, head, 0), eng_segment_v(s, layer, head, n), (size_t)left * h->row_v);
+        }
+    s->start += n;
+    s->n = left;
+}
+
+int eng_view_reserve(eng_view *v, uint32_t more)
+{
+    if (v->n_spans + more <= v->cap_spans)
+        return 0;
+    uint32_t cap = 2 * v->cap_spans + more;
+    eng_span *p = realloc(v->spans, (size_t)cap * sizeof *p);
+    if (!p)
+        return -ENOMEM;
+    v->spans = p;
+    v->cap_spans = cap;
+    return 0;
+}
+
+int eng_view_add(eng_view *v, eng_segment *seg, uint32_t lo, uint32_t hi)
+{
+    int r = eng_view_reserve(v, 1);
+    if (r < 0)
+        return r;
+    v->spans[v->n_spans++] = (eng_span){eng_segment_ref(seg), lo, hi};
+    return 0;
+}
+
+void eng_view_done(eng_view *v)
+{
+    for (uint32_t i = 0; i < v->n_spans; i++)
+        eng_segment_unref(v->spans[i].seg);
+    free(v->spans);
+    *v = (eng_view){0};
+}
+
+uint32_t eng_view_find(const eng_view *v, uint32_t pos)
+{
+    uint32_t lo = 0, hi = v->n_spans - 1;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (v->spans[mid].hi <= pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}

@@ -1,0 +1,419 @@
+/* One running request: a chain of kept segments, the segment its prompt fills, and the delta (design section 4).
+ *
+ *   [ spans of kept segments ) [ filling: the prompt up to its last window ) [ delta: the rest of the prompt, then generated tokens )
+ *   0                          n_cached                                      delta->start                                            n
+ */
+#include "engine_private.h"
+
+#include "clock.h"
+#include "sampler.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SEAL_RUN = 2048,        /* generated tokens sealed at a time, once they have left the window */
+    FILL_MIN = 256,         /* a shorter prompt remainder stays in the delta until the end */
+    SAMPLED_QUERIES = 8192, /* per KV head, all heads of the group counted: more adds little recall (notes, section 7) */
+};
+
+struct eng_session {
+    eng_engine *e;
+    eng_attention attention;
+    const atomic_bool *cancel;
+    bool keep;
+    int32_t *ids;               /* the prompt */
+    uint32_t n_prompt, n_cached, room;
+    uint32_t n;                 /* tokens whose KV is there */
+    eng_view view;
+    eng_segment *filling;       /* the view holds it; NULL: none */
+    eng_segment *delta;         /* the view holds it */
+    eng_query_sampling sampling;
+    eng_sampler *sampler;
+    float *logits;
+    bool prefilled, logits_ready;
+    int32_t pending;            /* chosen, not yet computed */
+    uint32_t n_predicted, n_steps;
+    uint64_t prompt_ns, predicted_ns, keys_held;
+    double index_begin;
+    eng_attn_counts counts_begin;
+};
+
+/* ---- open -------------------------------------------------------------------------------------------------------- */
+
+static int check_prompt(const eng_engine *e, const eng_request *r, char *err, size_t errlen)
+{
+    if (!r->n_ids) {
+        snprintf(err, errlen, "the prompt is empty");
+        return -EINVAL;
+    }
+    if (r->n_ids >= e->params.n_ctx) {
+        snprintf(err, errlen, "the prompt has %zu tokens, and the context holds %u of which one must be left for the answer", r->n_ids, e->params.n_ctx);
+        return -E2BIG;
+    }
+    for (size_t i = 0; i < r->n_ids; i++)
+        if (r->ids[i] < 0 || (uint32_t)r->ids[i] >= e->info.n_vocab) {
+            snprintf(err, errlen, "token %zu of the prompt is %d, and the vocabulary has %u tokens", i, (int)r->ids[i], e->info.n_vocab);
+            return -EINVAL;
+        }
+    return 0;
+}
+
+static eng_segment *last_segment(const eng_view *v)
+{
+    return v->n_spans ? v->spans[v->n_spans - 1].seg : NULL;
+}
+
+/* Adds a new segment to the view; the view keeps the only reference. */
+static int add_segment(eng_session *s, uint32_t start, uint32_t cap, eng_segment **ret)
+{
+    eng_segment *seg;
+    int r = eng_segment_new(&s->e->shape, last_segment(&s->view), start, cap, true, &seg);
+    if (r < 0)
+        return r;
+    r = eng_view_add(&s->view, seg, start, start + cap);
+    eng_segment_unref(seg);
+    if (r == 0)
+        *ret = seg;
+    return r;
+}
+
+/* Memory for the tokens to come: what will be sealed goes straight to where it will stay. */
+static int add_segments(eng_session *s)
+{
+    const eng_kv_shape *shape = &s->e->shape;
+    uint32_t n_new = s->n_prompt - s->n_cached, fill = 0;
+    if (n_new > s->attention.n_local && n_new - s->attention.n_local >= FILL_MIN)
+        fill = n_new - s->attention.n_local;
+    uint32_t run = s->room < SEAL_RUN + s->attention.n_local ? s->room : SEAL_RUN + s->attention.n_local;
+    uint32_t delta = n_new - fill + run;
+    eng_cache_make_room(s->e->cache, (fill ? eng_segment_bytes_for(shape, fill) : 0) + eng_segment_bytes_for(shape, delta));
+    eng_index_work_run(s->e->index_work, 0, NULL); /* lets go of what was just evicted */
+    int r = fill ? add_segment(s, s->n_cached, fill, &s->filling) : 0;
+    if (r == 0)
+        r = add_segment(s, s->n_cached + fill, delta, &s->delta);
+    if (r < 0 || fill < ENG_INDEX_MIN_TOKENS)
+        return r;
+    s->sampling.from = s->n_cached;
+    s->sampling.stride = (uint32_t)(((uint64_t)n_new * shape->group + SAMPLED_QUERIES - 1) / SAMPLED_QUERIES);
+    if (eng_segment_alloc_queries(s->filling, (n_new + s->sampling.stride - 1) / s->sampling.stride) == 0)
+        s->sampling.seg = s->filling; /* else: no graph, and all the rest still works */
+    return 0;
+}
+
+/* A full hit computes its last token again, for its logits. */
+static int find_prefix(eng_session *s)
+{
+    int64_t found = s->n_prompt > 1 ? eng_cache_find(s->e->cache, s->ids, s->n_prompt - 1, s->attention.mode == ENG_ATTN_FULL, &s->view) : 0;
+    if (found < 0)
+        return (int)found;
+    s->n = s->n_cached = (uint32_t)found;
+    atomic_fetch_add(found ? &s->e->counters.hits : &s->e->counters.misses, 1);
+    return 0;
+}
+
+int eng_session_open(eng_engine *e, const eng_request *req, eng_session **ret, char *err, size_t errlen)
+{
+    if (e->in_session) {
+        snprintf(err, errlen, "another session is running");
+        return -EBUSY;
+    }
+    int r = check_prompt(e, req, err, errlen);
+    if (r < 0)
+        return r;
+    eng_session *s = calloc(1, sizeof *s);
+    if (!s)
+        goto no_memory;
+    s->e = e;
+    s->attention = req->attention;
+    s->cancel = req->cancel;
+    s->keep = req->cache_prompt;
+    s->n_prompt = (uint32_t)req->n_ids;
+    s->room = req->max_tokens < e->params.n_ctx - s->n_prompt ? req->max_tokens : e->params.n_ctx - s->n_prompt;
+    s->index_begin = eng_index_work_seconds(e->index_work);
+    s->counts_begin = *eng_attn_counted(eng_forward_attention(e->forward));
+    s->ids = malloc(req->n_ids * sizeof *s->ids);
+    s->logits = malloc((size_t)e->info.n_vocab * sizeof *s->logits);
+    if (!s->ids || !s->logits)
+        goto no_memory;
+    memcpy(s->ids, req->ids, req->n_ids * sizeof *s->ids);
+    if ((s->keep && find_prefix(s) < 0) || add_segments(s) < 0 || eng_sampler_new(&req->sampling, e->info.n_vocab, &s->sampler) < 0)
+        goto no_memory;
+    for (uint32_t i = 0; i < s->n_prompt; i++)
+        eng_sampler_accept(s->sampler, s->ids[i]);
+    e->in_session = true;
+    *ret = s;
+    return 0;
+
+no_memory:
+    if (s) {
+        s->keep = false;
+        eng_session_close(s);
+    }
+    snprintf(err, errlen, "not enough memory for a session of %zu tokens", req->n_ids);
+    return -ENOMEM;
+}
+
+/* ---- prefill ----------------------------------------------------------------------------------------------------- */
+
+/* Records that tokens up to `end` are computed. */
+static void advance(eng_session *s, const int32_t *ids, uint32_t end)
+{
+    for (uint32_t pos = s->n; pos < end; pos++, ids++) {
+        eng_segment *seg = s->filling && pos < s->delta->start ? s->filling : s->delta;
+        seg->ids[pos - seg->start] = *ids;
+        seg->n = pos + 1 - seg->start;
+    }
+    s->n = end;
+    if (s->sampling.seg)
+        s->sampling.seg->m = eng_query_count(&s->sampling, end);
+}
+
+/* The full segment is sealed: others may use it from now on, and its graphs are built. */
+static void seal_filling(eng_session *s)
+{
+    eng_segment *seg = s->filling;
+    if (s->keep)
+        eng_cache_insert(s->e->cache, seg);
+    if (seg->m && eng_index_work_add(s->e->index_work, seg) < 0)
+        eng_segment_free_queries(seg);
+    s->filling = NULL;
+    s->sampling.seg = NULL;
+    eng_publish(s->e);
+}
+
+static int setup_attention(eng_session *s)
+{
+    return eng_attn_setup(eng_forward_attention(s->e->forward), &s->attention, &s->view, s->n_prompt + s->room, s->delta->cap);
+}
+
+int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
+{
+    eng_engine *e = s->e;
+    uint64_t start = eng_now_ns();
+    int r = 0;
+    while (r == 0 && s->n < s->n_prompt) {
+        uint32_t n = s->n_prompt - s->n < e->params.n_chunk ? s->n_prompt - s->n : e->params.n_chunk;
+        const int32_t *ids = s->ids + s->n;
+        float *logits = s->n + n == s->n_prompt ? s->logits : NULL;
+        r = eng_forward_prefill(e->forward, &s->view, ids, s->n, n, s->sampling.seg ? &s->sampling : NULL, s->cancel, logits, NULL);
+        if (r == 0) {
+            advance(s, ids, s->n + n);
+            atomic_fetch_add(&e->counters.prompt_tokens, n);
+            if (progress)
+                progress(ctx, s->n, s->n_cached, s->n_prompt);
+        }
+    }
+    if (r == 0) {
+        s->prefilled = s->logits_ready = true;
+        if (s->filling)
+            seal_filling(s);
+        r = setup_attention(s);
+    }
+    s->prompt_ns = eng_now_ns() - start;
+    atomic_fetch_add(&e->counters.prompt_ns, s->prompt_ns);
+    atomic_fetch_add(&e->counters.cached_tokens, s->n_cached);
+    return r;
+}
+
+/* ---- decode ------------------------------------------------------------------------------------------------------ */
+
+/* Copies the first n rows of the delta to segments of their own below its parent: the prompt's part and the generated part apart.
+ * ret[0], ret[1]: NULL where there is none; the caller holds the references. */
+static int copy_delta(eng_session *s, uint32_t n, eng_segment *ret[2])
+{
+    const eng_segment *delta = s->delta;
+    uint32_t n_exact = s->n_prompt > delta->start ? s->n_prompt - delta->start : 0;
+    uint32_t cut = n_exact < n ? n_exact : n;
+    ret[0] = ret[1] = NULL;
+    int r = cut ? eng_segment_copy(delta, 0, cut, delta->parent, true, &ret[0]) : 0;
+    if (r == 0 && cut < n)
+        r = eng_segment_copy(delta, cut, n, cut ? ret[0] : delta->parent, false, &ret[1]);
+    if (r < 0) {
+        eng_segment_unref(ret[0]);
+        ret[0] = NULL;
+    }
+    return r;
+}
+
+/* Seals what has left the window and makes room in the full delta. */
+static int seal_run(eng_session *s)
+{
+    eng_segment *delta = s->delta, *sealed[2];
+    uint32_t n = delta->n - s->attention.n_local;
+    int r = eng_view_reserve(&s->view, 2);
+    if (r == 0)
+        r = copy_delta(s, n, sealed);
+    if (r < 0)
+        return r;
+    s->view.n_spans--; /* the delta's own span, whose reference passes to `delta` until it is back behind the new ones */
+    for (int i = 0; i < 2; i++) {
+        if (!sealed[i])
+            continue;
+        if (s->keep)
+            eng_cache_insert(s->e->cache, sealed[i]);
+        eng_view_add(&s->view, sealed[i], sealed[i]->start, sealed[i]->start + sealed[i]->n);
+        eng_segment_unref(sealed[i]);
+    }
+    eng_segment_shift(delta, n);
+    eng_segment_unref(delta->parent);
+    delta->parent = eng_segment_ref(last_segment(&s->view));
+    eng_view_add(&s->view, delta, delta->start, delta->start + delta->cap);
+    eng_segment_unref(delta);
+    eng_publish(s->e);
+    return setup_attention(s);
+}
+
+/* Computes the pending token, so that the logits after it are there. */
+static int step(eng_session *s)
+{
+    eng_engine *e = s->e;
+    if (s->delta->n == s->delta->cap) {
+        int r = seal_run(s);
+        if (r < 0)
+            return r;
+    }
+    uint64_t start = eng_now_ns();
+    int r = eng_forward_decode(e->forward, &s->view, s->pending, s->n, s->cancel, s->logits);
+    if (r < 0)
+        return r;
+    advance(s, &s->pending, s->n + 1);
+    s->logits_ready = true;
+    s->n_steps++;
+    s->keys_held += s->n;
+    if (eng_index_work_pending(e->index_work)) {
+        uint64_t now = eng_now_ns();
+        double share = e->params.index_share;
+        eng_build_indexes(e, now + (uint64_t)((double)(now - start) * share / (1 - share)), s->cancel);
+    }
+    return 0;
+}
+
+static int ensure_logits(eng_session *s)
+{
+    if (!s->prefilled)
+        return -EINVAL;
+    if (s->logits_ready)
+        return 0;
+    uint64_t start = eng_now_ns();
+    int r = step(s);
+    s->predicted_ns += eng_now_ns() - start;
+    return r;
+}
+
+static void choose(eng_session *s, int32_t id)
+{
+    eng_sampler_accept(s->sampler, id);
+    s->pending = id;
+    s->logits_ready = false;
+    s->n_predicted++;
+}
+
+int eng_session_next(eng_session *s, eng_token *ret)
+{
+    if (s->n_predicted >= s->room)
+        return 1;
+    int r = ensure_logits(s);
+    if (r < 0)
+        return r;
+    uint64_t start = eng_now_ns();
+    eng_sampler_pick(s->sampler, s->logits, ret);
+    choose(s, ret->id);
+    s->predicted_ns += eng_now_ns() - start;
+    return 0;
+}
+
+int eng_session_force(eng_session *s, int32_t id)
+{
+    if (id < 0 || (uint32_t)id >= s->e->info.n_vocab)
+        return -EINVAL;
+    if (s->n_predicted >= s->room)
+        return 1;
+    int r = ensure_logits(s);
+    if (r == 0)
+        choose(s, id);
+    return r;
+}
+
+int eng_session_logits(eng_session *s, const float **ret)
+{
+    int r = ensure_logits(s);
+    if (r == 0)
+        *ret = s->logits;
+    return r;
+}
+
+/* ---- end --------------------------------------------------------------------------------------------------------- */
+
+void eng_session_timings(const eng_session *s, eng_timings *ret)
+{
+    const eng_attn_counts *c = eng_attn_counted(eng_forward_attention(s->e->forward)), *c0 = &s->counts_begin;
+    double per_step = s->n_steps ? s->n_steps : 1, heads = (double)s->e->info.n_layer * s->e->info.n_head;
+    *ret = (eng_timings){
+        .cache_n = s->n_cached,
+        .prompt_n = (s->n < s->n_prompt ? s->n : s->n_prompt) - s->n_cached,
+        .prompt_ms = (double)s->prompt_ns * 1e-6,
+        .predicted_n = s->n_predicted,
+        .predicted_ms = (double)s->predicted_ns * 1e-6,
+        .index_ms = (eng_index_work_seconds(s->e->index_work) - s->index_begin) * 1e3,
+        .keys_held = (double)s->keys_held / per_step,
+        .keys_attended = (double)(c->attended - c0->attended) / per_step / heads,
+        .n_graph = c->n_graph - c0->n_graph,
+        .n_flat = c->n_flat - c0->n_flat,
+        .mode = s->attention.mode,
+    };
+}
+
+/* Keeps what the prompt got to before a cancel, cut to what is there. */
+static void keep_unfinished(eng_session *s)
+{
+    eng_segment *seg;
+    if (!s->filling->n || eng_segment_copy(s->filling, 0, s->filling->n, s->filling->parent, true, &seg) < 0)
+        return;
+    if (eng_cache_insert(s->e->cache, seg))
+        eng_index_work_add(s->e->index_work, seg); /* if that fails: no graph, the segment is scanned */
+    eng_segment_unref(seg);
+}
+
+static void keep_delta(eng_session *s)
+{
+    eng_segment *sealed[2];
+    if (!s->delta->n || copy_delta(s, s->delta->n, sealed) < 0)
+        return;
+    for (int i = 0; i < 2; i++) {
+        if (sealed[i])
+            eng_cache_insert(s->e->cache, sealed[i]);
+        eng_segment_unref(sealed[i]);
+    }
+}
+
+void eng_session_close(eng_session *s)
+{
+    if (!s)
+        return;
+    eng_engine *e = s->e;
+    if (s->keep && s->filling && s->filling->n < s->filling->cap)
+        keep_unfinished(s);
+    else if (s->keep && s->delta) {
+        if (s->filling)
+            seal_filling(s);
+        keep_delta(s);
+    }
+    if (s->n_predicted) {
+        eng_timings t;
+        eng_session_timings(s, &t);
+        atomic_fetch_add(&e->counters.predicted_tokens, t.predicted_n);
+        atomic_fetch_add(&e->counters.predicted_ns, s->predicted_ns);
+        atomic_fetch_add(&e->counters.keys_held, s->keys_held * e->info.n_layer * e->info.n_head);
+        atomic_fetch_add(&e->counters.keys_attended, (unsigned long long)(t.keys_attended * s->n_steps * e->info.n_layer * e->info.n_head + 0.5));
+    }
+    eng_view_done(&s->view);
+    eng_sampler_free(s->sampler);
+    free(s->logits);
+    free(s->ids);
+    free(s);
+    e->in_session = false;
+    eng_publish(e);
+}

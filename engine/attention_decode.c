@@ -1,0 +1,476 @@
+/* Decode attention: window and retrieved keys, each as partial softmaxes, merged exactly (arXiv 2409.10516 section 3.3).
+ *
+ * Three pool jobs per layer:
+ *   dense   (KV head, block of 512 positions) -> (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's arithmetic does
+ *           not see where segments meet, so `full` gives the same bits over one segment or many.
+ *   search  (KV head, range) -> hits for the group, by scan or graph; the dense maximum is the floor of a dynamic budget.
+ *   merge   (query head) -> the budget over all ranges at once, attention over the hits, then everything merged.
+ */
+#include "attention_private.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RANGE_MIN = 4096,           /* keys that are worth a search task of their own */
+    GRAPH_MIN = 1024,           /* fewer visible keys in a segment: a scan costs less than walking to them */
+    AUTO_GRAPH_MIN = 16384,     /* where `auto` begins to prefer a graph over an f16 scan (notes in engine/README.md) */
+};
+
+void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
+{
+    float m = -INFINITY, l = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (parts[i].l > 0 && parts[i].m > m)
+            m = parts[i].m;
+    memset(out, 0, d * sizeof *out);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!(parts[i].l > 0))
+            continue;
+        float f = expf(parts[i].m - m);
+        l += f * parts[i].l;
+        for (uint32_t j = 0; j < d; j++)
+            out[j] += f * parts[i].o[j];
+    }
+    if (l > 0)
+        for (uint32_t j = 0; j < d; j++)
+            out[j] /= l;
+}
+
+static bool retrieves(const eng_attn *a)
+{
+    return a->policy.mode != ENG_ATTN_FULL && a->policy.mode != ENG_ATTN_STREAMING;
+}
+
+/* ---- setup ------------------------------------------------------------------------------------------------------ */
+
+void attn_decode_free(eng_attn *a)
+{
+    free(a->ranges);
+    free(a->hits);
+    free(a->hit_memory);
+    free(a->dense_o);
+    free(a->dense_m);
+    free(a->dense_l);
+    free(a->floor);
+    free(a->scaled);
+    free(a->retrieved_o);
+    free(a->attended);
+    free(a->searched);
+    free(a->local_seeds);
+    free(a->blocks);
+    free(a->seeds);
+    a->ranges = NULL;
+    a->hits = NULL;
+    a->hit_memory = NULL;
+    a->dense_o = a->dense_m = a->dense_l = a->floor = a->scaled = a->retrieved_o = NULL;
+    a->attended = NULL;
+    a->searched = NULL;
+    a->local_seeds = a->seeds = NULL;
+    a->blocks = NULL;
+    a->n_ranges = 0;
+    for (uint32_t i = 0; a->workers && i < a->n_workers; i++) {
+        attn_worker *w = &a->workers[i];
+        free(w->all);
+        free(w->all_ids);
+        free(w->lists);
+        free(w->parts);
+        idx_scratch_free(w->search);
+        w->all = NULL;
+        w->all_ids = NULL;
+        w->lists = NULL;
+        w->parts = NULL;
+        w->search = NULL;
+    }
+}
+
+/* Cuts the sealed part of the view beyond the sinks into ranges of roughly equal work. */
+static int plan_ranges(eng_attn *a, const eng_view *view)
+{
+    uint32_t n_sealed = view->n_spans - 1, total = view->spans[n_sealed].lo;
+    uint32_t size = total / (2 * a->n_workers);
+    if (size < RANGE_MIN)
+        size = RANGE_MIN;
+    size_t cap = (size_t)total / size + n_sealed + 1;
+    a->ranges = malloc(cap * sizeof *a->ranges);
+    if (!a->ranges)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n_sealed; i++) {
+        const eng_span *s = &view->spans[i];
+        uint32_t lo = s->lo > a->policy.n_sink ? s->lo : a->policy.n_sink;
+        for (bool first = true; lo < s->hi; first = false) {
+            uint32_t hi = s->hi - lo > size + size / 2 ? lo + size : s->hi;
+            a->ranges[a->n_ranges++] = (attn_range){i, lo, hi, first};
+            lo = hi;
+        }
+        if (s->seg->n > a->max_span)
+            a->max_span = s->seg->n;
+    }
+    return 0;
+}
+
+/* Most hits one range can return for a head: the first of a span may answer for all of it. */
+static uint32_t range_cap(const eng_attn *a, const eng_view *view, const attn_range *r)
+{
+    uint32_t n = (r->first ? view->spans[r->span].hi : r->hi) - r->lo;
+    return n < a->k_cap ? n : a->k_cap;
+}
+
+static int alloc_hits(eng_attn *a, const eng_view *view)
+{
+    size_t group = a->shape->group, heads = a->shape->n_head_kv, per_head = 0;
+    for (uint32_t i = 0; i < a->n_ranges; i++)
+        per_head += range_cap(a, view, &a->ranges[i]);
+    if (!a->n_ranges)
+        return 0;
+    a->hits = calloc(heads * a->n_ranges * group, sizeof *a->hits);
+    a->hit_memory = malloc(heads * group * per_head * (sizeof(uint32_t) + sizeof(float)));
+    a->searched = malloc(heads * a->n_ranges);
+    if (!a->hits || !a->hit_memory || !a->searched)
+        return -ENOMEM;
+    uint32_t *ids = a->hit_memory;
+    float *scores = (float *)(ids + heads * group * per_head);
+    for (size_t i = 0; i < heads * a->n_ranges * group; i++) {
+        uint32_t cap = range_cap(a, view, &a->ranges[i / group % a->n_ranges]);
+        a->hits[i] = (attn_hits){ids, scores, 0};
+        ids += cap;
+        scores += cap;
+    }
+    for (uint32_t i = 0; i < a->n_workers; i++) {
+        attn_worker *w = &a->workers[i];
+        w->all = malloc(per_head * sizeof *w->all);
+        w->all_ids = calloc(per_head, sizeof *w->all_ids); /* the selection's ids: of no use here, but it moves them along */
+        w->lists = malloc(a->n_ranges * sizeof *w->lists);
+        if (!w->all || !w->all_ids || !w->lists)
+            return -ENOMEM;
+        int r = idx_scratch_new(a->max_span, a->shape->head_dim, a->shape->group, a->k_cap < a->max_span ? a->k_cap : a->max_span, &w->search);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *view, uint32_t max_keys, uint32_t delta_cap)
+{
+    size_t d = a->shape->head_dim;
+    attn_decode_free(a);
+    a->policy = *policy;
+    a->k_cap = policy->top_k ? policy->top_k : policy->k_max;
+    a->max_span = 0;
+    uint32_t dense = policy->mode == ENG_ATTN_FULL ? max_keys : policy->n_sink + policy->n_local + delta_cap;
+    a->max_blocks = dense / ATTN_BLOCK + 4; /* two stretches, each with a ragged block at both ends */
+    size_t parts = (size_t)a->max_blocks * a->n_head;
+    a->blocks = malloc(a->max_blocks * sizeof *a->blocks);
+    a->dense_o = aligned_alloc(64, (parts * d * sizeof(float) + 63) & ~(size_t)63);
+    a->dense_m = malloc(parts * sizeof(float));
+    a->dense_l = malloc(parts * sizeof(float));
+    a->floor = malloc(a->n_head * sizeof(float));
+    a->retrieved_o = aligned_alloc(64, (a->n_head * d * sizeof(float) + 63) & ~(size_t)63);
+    a->scaled = malloc(a->n_head * d * sizeof(float));
+    a->attended = calloc(a->n_head, sizeof *a->attended);
+    size_t n_seeds = (size_t)a->shape->n_layer * a->n_head * ATTN_SEEDS;
+    a->seeds = malloc(n_seeds * sizeof *a->seeds);
+    a->local_seeds = malloc((size_t)a->n_workers * a->shape->group * ATTN_SEEDS * sizeof *a->local_seeds);
+    if (!a->blocks || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
+        !a->local_seeds)
+        return -ENOMEM;
+    memset(a->seeds, 0xff, n_seeds * sizeof *a->seeds);
+    for (uint32_t i = 0; i < a->n_workers; i++) {
+        a->workers[i].parts = malloc((a->max_blocks + 2) * sizeof(eng_partial));
+        if (!a->workers[i].parts)
+            return -ENOMEM;
+    }
+    if (!retrieves(a))
+        return 0;
+    int r = plan_ranges(a, view);
+    return r < 0 ? r : alloc_hits(a, view);
+}
+
+/* ---- one step --------------------------------------------------------------------------------------------------- */
+
+static void add_blocks(eng_attn *a, uint32_t lo, uint32_t hi)
+{
+    while (lo < hi) {
+        uint32_t end = (lo / ATTN_BLOCK + 1) * ATTN_BLOCK;
+        if (end > hi)
+            end = hi;
+        a->blocks[a->n_blocks].lo = lo;
+        a->blocks[a->n_blocks++].hi = end;
+        a->n_dense += end - lo;
+        lo = end;
+    }
+}
+
+void eng_attn_step(eng_attn *a, const eng_view *view, uint32_t n_keys)
+{
+    const eng_attention *p = &a->policy;
+    uint32_t local = n_keys > p->n_local ? n_keys - p->n_local : 0; /* where the window's recent part begins */
+    uint32_t sink = p->n_sink < n_keys ? p->n_sink : n_keys;
+    a->n_blocks = a->n_dense = 0;
+    a->retrieve_lo = a->retrieve_hi = 0;
+    if (retrieves(a) && view->spans[view->n_spans - 1].lo < local)
+        local = view->spans[view->n_spans - 1].lo; /* what is not sealed yet is attended densely */
+    if (p->mode == ENG_ATTN_FULL || local <= sink) {
+        add_blocks(a, 0, n_keys);
+        return;
+    }
+    add_blocks(a, 0, sink);
+    add_blocks(a, local, n_keys);
+    if (retrieves(a)) {
+        a->retrieve_lo = sink;
+        a->retrieve_hi = local;
+    }
+}
+
+static void dense_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    eng_attn *a = ctx;
+    const eng_kernels *k = a->k;
+    const eng_kv_shape *shape = a->shape;
+    float *s = a->workers[worker].scores;
+    uint32_t head = task % shape->n_head_kv, block = task / shape->n_head_kv, group = shape->group, d = shape->head_dim;
+    uint32_t lo = a->blocks[block].lo, hi = a->blocks[block].hi, first = eng_view_find(a->view, lo);
+    size_t part = ((size_t)head * a->max_blocks + block) * group;
+    float *o = a->dense_o + part * d;
+
+    for (uint32_t pos = lo, i = first; pos < hi; i++) {
+        const eng_span *sp = &a->view->spans[i];
+        uint32_t end = sp->hi < hi ? sp->hi : hi;
+        k->qk[shape->type_k](s + (pos - lo), ATTN_BLOCK, a->query + (size_t)head * group * d, group,
+                             eng_segment_k(sp->seg, a->layer, head, pos - sp->seg->start), shape->row_k, end - pos, d);
+        pos = end;
+    }
+    for (uint32_t g = 0; g < group; g++) {
+        float m = k->max(s + g * ATTN_BLOCK, hi - lo);
+        a->dense_m[part + g] = m;
+        a->dense_l[part + g] = k->softmax(s + g * ATTN_BLOCK, hi - lo, m);
+    }
+    memset(o, 0, (size_t)group * d * sizeof *o);
+    for (uint32_t pos = lo, i = first; pos < hi; i++) {
+        const eng_span *sp = &a->view->spans[i];
+        uint32_t end = sp->hi < hi ? sp->hi : hi;
+        k->pv[shape->type_v](o, s + (pos - lo), ATTN_BLOCK, group, eng_segment_v(sp->seg, a->layer, head, pos - sp->seg->start), shape->row_v,
+                             end - pos, d);
+        pos = end;
+    }
+}
+
+static idx_index *usable_graph(const eng_attn *a, const eng_span *s, uint32_t head, uint32_t visible)
+{
+    idx_index *ix = s->seg->index[a->layer * a->shape->n_head_kv + head];
+    if (!ix || a->policy.mode == ENG_ATTN_FLAT || visible < GRAPH_MIN)
+        return NULL;
+    return a->policy.mode == ENG_ATTN_GRAPH || visible >= AUTO_GRAPH_MIN ? ix : NULL;
+}
+
+/* Last step's hits of the group that lie in the segment, as its rows. */
+static uint32_t collect_seeds(const eng_attn *a, const eng_segment *seg, uint32_t head, uint32_t *ret)
+{
+    uint32_t n = 0, group = a->shape->group;
+    const uint32_t *from = a->seeds + ((size_t)a->layer * a->n_head + (size_t)head * group) * ATTN_SEEDS;
+    for (uint32_t i = 0; i < group * ATTN_SEEDS; i++)
+        if (from[i] >= seg->start && from[i] - seg->start < seg->n)
+            ret[n++] = from[i] - seg->start;
+    return n;
+}
+
+static void search_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    eng_attn *a = ctx;
+    const eng_kv_shape *shape = a->shape;
+    attn_worker *w = &a->workers[worker];
+    uint32_t head = task / a->n_ranges, group = shape->group;
+    const attn_range *r = &a->ranges[task % a->n_ranges];
+    const eng_span *span = &a->view->spans[r->span];
+    eng_segment *seg = span->seg;
+    attn_hits *hits = &a->hits[(size_t)task * group];
+    uint32_t *seeds = a->local_seeds + (size_t)worker * group * ATTN_SEEDS;
+
+    for (uint32_t g = 0; g < group; g++)
+        hits[g].n = 0;
+    a->searched[task] = 0;
+    uint32_t span_lo = span->lo > a->retrieve_lo ? span->lo : a->retrieve_lo;
+    uint32_t span_hi = span->hi < a->retrieve_hi ? span->hi : a->retrieve_hi;
+    uint32_t lo = r->lo > span_lo ? r->lo : span_lo, hi = r->hi < span_hi ? r->hi : span_hi;
+    idx_index *ix = span_hi > span_lo ? usable_graph(a, span, head, span_hi - span_lo) : NULL;
+    if (ix) {
+        if (!r->first)
+            return;
+        hi = span_hi;
+    }
+    if (lo >= hi)
+        return;
+    idx_rows keys = {eng_segment_k(seg, a->layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
+    idx_query q = {
+        .q = a->query + (size_t)head * group * shape->head_dim,
+        .floor = a->floor + (size_t)head * group,
+        .seeds = seeds,
+        .n_seeds = ix ? collect_seeds(a, seg, head, seeds) : 0,
+        .group = group,
+        .lo = lo - seg->start,
+        .hi = hi - seg->start,
+        .scale = 1, /* queries come scaled */
+        .budget = {a->k_cap, a->policy.top_k ? 0 : a->policy.beta},
+    };
+    if (q.budget.top_k > hi - lo)
+        q.budget.top_k = hi - lo;
+    idx_hits *found;
+    if (idx_search(ix, &keys, &q, w->search, &found, NULL) < 0)
+        return; /* only for shapes that setup did not plan: never */
+    for (uint32_t g = 0; g < group; g++) {
+        memcpy(hits[g].ids, found[g].ids, found[g].n * sizeof *hits[g].ids);
+        memcpy(hits[g].scores, found[g].scores, found[g].n * sizeof *hits[g].scores);
+        hits[g].n = found[g].n;
+    }
+    a->searched[task] = ix ? 2 : 1;
+}
+
+/* Applies the budget to all hits of a head at once; drops the rest in place. Returns how many stay. */
+static uint32_t apply_budget(const eng_attn *a, attn_worker *w, uint32_t head, attn_hits **hits)
+{
+    uint32_t n = 0, n_equal = UINT32_MAX;
+    float best = a->floor[head], least = -INFINITY;
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        memcpy(w->all + n, hits[i]->scores, hits[i]->n * sizeof *w->all);
+        n += hits[i]->n;
+    }
+    float max = a->k->max(w->all, n);
+    if (max > best)
+        best = max;
+    if (n > a->k_cap) {
+        /* the k-th best score; of several equal to it, the first ones stay */
+        idx_select(w->all_ids, w->all, n, a->k_cap);
+        least = w->all[0];
+        for (uint32_t i = 1; i < a->k_cap; i++)
+            least = w->all[i] < least ? w->all[i] : least;
+        n_equal = a->k_cap;
+        for (uint32_t i = 0; i < n; i++)
+            n_equal -= w->all[i] > least;
+    }
+    if (!a->policy.top_k && best - a->policy.beta > least) {
+        least = best - a->policy.beta;
+        n_equal = UINT32_MAX;
+    }
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        attn_hits *h = hits[i];
+        uint32_t kept = 0;
+        for (uint32_t j = 0; j < h->n; j++) {
+            if (h->scores[j] < least || (h->scores[j] == least && !n_equal))
+                continue;
+            n_equal -= h->scores[j] == least;
+            h->ids[kept] = h->ids[j];
+            h->scores[kept++] = h->scores[j];
+        }
+        h->n = kept;
+        left += kept;
+    }
+    return left;
+}
+
+/* Remembers the best few hits of a head as the next step's seeds. */
+static void keep_seeds(eng_attn *a, uint32_t head, attn_hits **hits)
+{
+    uint32_t *to = a->seeds + ((size_t)a->layer * a->n_head + head) * ATTN_SEEDS;
+    float score[ATTN_SEEDS];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        uint32_t start = a->view->spans[a->ranges[i].span].seg->start;
+        for (uint32_t j = 0; j < hits[i]->n; j++) { /* insertion into a sorted handful */
+            uint32_t at = n;
+            while (at > 0 && score[at - 1] < hits[i]->scores[j])
+                at--;
+            if (at == ATTN_SEEDS)
+                continue;
+            if (n < ATTN_SEEDS)
+                n++;
+            memmove(score + at + 1, score + at, (n - at - 1) * sizeof *score);
+            memmove(to + at + 1, to + at, (n - at - 1) * sizeof *to);
+            score[at] = hits[i]->scores[j];
+            to[at] = start + hits[i]->ids[j];
+        }
+    }
+    for (; n < ATTN_SEEDS; n++)
+        to[n] = UINT32_MAX;
+}
+
+/* Attention over what was retrieved for one query head. */
+static eng_partial retrieved_part(eng_attn *a, attn_worker *w, uint32_t head, uint32_t *ret_n)
+{
+    const eng_kernels *k = a->k;
+    const eng_kv_shape *shape = a->shape;
+    uint32_t head_kv = head / shape->group;
+    attn_hits **hits = w->lists;
+    eng_partial part = {-INFINITY, 0, a->retrieved_o + (size_t)head * shape->head_dim};
+    for (uint32_t i = 0; i < a->n_ranges; i++)
+        hits[i] = &a->hits[((size_t)head_kv * a->n_ranges + i) * shape->group + head % shape->group];
+    *ret_n = apply_budget(a, w, head, hits);
+    if (!*ret_n)
+        return part;
+    keep_seeds(a, head, hits);
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        float m = k->max(hits[i]->scores, hits[i]->n);
+        part.m = m > part.m ? m : part.m;
+    }
+    float *o = a->retrieved_o + (size_t)head * shape->head_dim;
+    memset(o, 0, shape->head_dim * sizeof *o);
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        if (!hits[i]->n)
+            continue;
+        part.l += k->softmax(hits[i]->scores, hits[i]->n, part.m);
+        k->pv_gather[shape->type_v](o, hits[i]->scores, hits[i]->ids, hits[i]->n,
+                                    eng_segment_v(a->view->spans[a->ranges[i].span].seg, a->layer, head_kv, 0), shape->row_v, shape->head_dim);
+    }
+    return part;
+}
+
+static void merge_task(void *ctx, uint32_t head, uint32_t worker)
+{
+    eng_attn *a = ctx;
+    attn_worker *w = &a->workers[worker];
+    uint32_t group = a->shape->group, d = a->shape->head_dim, n_retrieved = 0;
+    for (uint32_t b = 0; b < a->n_blocks; b++) {
+        size_t i = ((size_t)(head / group) * a->max_blocks + b) * group + head % group;
+        w->parts[b] = (eng_partial){a->dense_m[i], a->dense_l[i], a->dense_o + i * d};
+    }
+    w->parts[a->n_blocks] = a->retrieve_hi > a->retrieve_lo ? retrieved_part(a, w, head, &n_retrieved) : (eng_partial){0};
+    w->parts[a->n_blocks + 1] = (eng_partial){0}; /* the estimate of what is neither in the window nor retrieved (design section 6) */
+    eng_partial_merge(a->out + (size_t)head * d, w->parts, a->n_blocks + 2, d);
+    a->attended[head] = a->n_dense + n_retrieved;
+}
+
+void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *out)
+{
+    const eng_kv_shape *shape = a->shape;
+    a->view = view;
+    a->layer = layer;
+    a->query = a->scaled;
+    a->out = out;
+    memcpy(a->scaled, q, (size_t)a->n_head * shape->head_dim * sizeof *q);
+    a->k->scale(a->scaled, (size_t)a->n_head * shape->head_dim, 1 / sqrtf((float)shape->head_dim));
+    eng_pool_run(a->pool, dense_task, a, a->n_blocks * shape->n_head_kv);
+    if (a->retrieve_hi > a->retrieve_lo) {
+        for (uint32_t h = 0; h < a->n_head; h++) {
+            a->floor[h] = -INFINITY;
+            for (uint32_t b = 0; b < a->n_blocks; b++) {
+                float m = a->dense_m[((size_t)(h / shape->group) * a->max_blocks + b) * shape->group + h % shape->group];
+                a->floor[h] = m > a->floor[h] ? m : a->floor[h];
+            }
+        }
+        eng_pool_run(a->pool, search_task, a, a->n_ranges * shape->n_head_kv);
+        for (uint32_t i = 0; i < a->n_ranges * shape->n_head_kv; i++) {
+            a->counts.n_flat += a->searched[i] == 1;
+            a->counts.n_graph += a->searched[i] == 2;
+        }
+    }
+    eng_pool_run(a->pool, merge_task, a, a->n_head);
+    for (uint32_t h = 0; h < a->n_head; h++)
+        a->counts.attended += a->attended[h];
+}
+
+const eng_attn_counts *eng_attn_counted(const eng_attn *a)
+{
+    return &a->counts;
+}

@@ -1,0 +1,15 @@
+/* Time as the engine counts it. */
+#ifndef RETRIEVALD_CLOCK_H
+#define RETRIEVALD_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t eng_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* The forward pass: prompt tokens in chunks through the prefill kernels, generated tokens one by one through the decode kernels. */
+#ifndef RETRIEVALD_FORWARD_H
+#define RETRIEVALD_FORWARD_H
+
+#include "attention.h"
+#include "linear.h"
+#include "model.h"
+
+typedef struct eng_forward eng_forward;
+
+typedef struct {
+    const eng_model *model;
+    const eng_kernels *kernels;
+    eng_pool *pool;
+    const eng_kv_shape *shape;
+    uint32_t n_chunk;
+    bool f32_activations;
+    atomic_ullong *heartbeat;   /* raised once a layer */
+} eng_forward_params;
+
+int eng_forward_new(const eng_forward_params *p, eng_forward **ret);
+void eng_forward_free(eng_forward *f);
+size_t eng_forward_bytes(const eng_forward *f);
+eng_attn *eng_forward_attention(eng_forward *f);
+
+/* Where sampled queries of a prefill go: positions are drawn one from each stratum of `stride` tokens counted from `from`. seg: NULL for none. */
+typedef struct {
+    eng_segment *seg;
+    uint32_t from, stride;
+} eng_query_sampling;
+
+/* Strata whose drawn position lies below `end`: the number of queries kept once [from, end) is computed. */
+uint32_t eng_query_count(const eng_query_sampling *s, uint32_t end);
+
+/* Computes tokens [pos, pos + n) of a prompt, n <= n_chunk: writes their K and V to the view's segments (n of these is not changed). logits: NULL, or
+ * [n_vocab] after the last token; all_logits: NULL, or [n][n_vocab]. -ECANCELED within a layer. */
+int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids, uint32_t pos, uint32_t n, const eng_query_sampling *sampling,
+                        const atomic_bool *cancel, float *logits, float *all_logits);
+
+/* Computes one generated token at `pos` (eng_attn_setup must have been called for the view) and the logits after it. */
+int eng_forward_decode(eng_forward *f, const eng_view *view, int32_t id, uint32_t pos, const atomic_bool *cancel, float *logits);
+
+#endif

@@ -1,0 +1,111 @@
+/* KV memory: segments, and a session's view of a chain of them.
+ *
+ * A segment is a run of tokens [start, start + n) with the keys and values of every layer and KV head, and in time an index over the keys
+ * of each. One arena holds, per layer and KV head, K [cap][row_k] then V [cap][row_v], each block 64-byte aligned. A segment hangs below
+ * the one that holds the tokens before it (`parent`, cut at `start`), so contexts share prefixes.
+ *
+ * While a session fills it, a segment is that session's own; once sealed it never changes, but for indexes that become ready.
+ * Threads: the engine thread alone touches reference counts; pool workers read rows and store indexes of their own (layer, head).
+ */
+#ifndef RETRIEVALD_SEGMENT_H
+#define RETRIEVALD_SEGMENT_H
+
+#include "engine.h"
+#include "index.h"
+
+typedef struct {
+    uint32_t n_layer, n_head_kv, group, head_dim;
+    eng_kv_type type_k, type_v;
+    size_t row_k, row_v;    /* bytes of a row */
+} eng_kv_shape;
+
+size_t eng_kv_type_size(eng_kv_type t);
+size_t eng_kv_bytes_per_token(const eng_kv_shape *s);
+
+typedef struct eng_segment eng_segment;
+struct eng_segment {
+    const eng_kv_shape *shape;
+    eng_segment *parent;        /* NULL: start is 0. Holds a reference */
+    uint32_t refs;
+    uint32_t start, n, cap;
+    bool exact;                 /* every row comes from the prefill kernels (design section 4, "What is exact") */
+    int32_t *ids;               /* [cap] */
+    uint8_t *kv;                /* arena */
+    size_t kv_bytes;
+    size_t head_bytes;          /* of one (layer, head): K block + V block */
+    size_t v_offset;            /* of the V block in it */
+
+    /* Sampled prefill queries, f16 [layer][head][m_cap][group][head_dim], and the row each may see up to; until the indexes are built. */
+    uint16_t *queries;
+    uint32_t *query_row;
+    uint32_t m, m_cap;
+
+    idx_index **index;          /* [layer * n_head_kv + head]; NULL entries: not (yet) built */
+    size_t index_bytes;
+
+    bool indexing;              /* one of the references is index_work.c's */
+
+    /* context_cache.c */
+    bool cached;
+    int64_t match;              /* scratch of a lookup: tokens of the prompt that agree up to this segment's end; -1: none here */
+    uint64_t last_used;
+};
+
+/* Room for `cap` tokens from `start`; takes a reference to parent. The caller holds the one reference to the result. -ENOMEM. */
+int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t cap, bool exact, eng_segment **ret);
+eng_segment *eng_segment_ref(eng_segment *s);
+void eng_segment_unref(eng_segment *s); /* NULL is fine */
+
+/* Memory it takes, all parts. */
+size_t eng_segment_bytes(const eng_segment *s);
+size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap);
+
+/* Room for m_cap sampled query positions. */
+int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap);
+void eng_segment_free_queries(eng_segment *s);
+static inline uint16_t *eng_segment_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i)
+{
+    size_t per = (size_t)s->shape->group * s->shape->head_dim;
+    return s->queries + (((size_t)layer * s->shape->n_head_kv + head) * s->m_cap + i) * per;
+}
+
+/* Rows by number inside the segment. */
+static inline uint8_t *eng_segment_k(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t row)
+{
+    return s->kv + ((size_t)layer * s->shape->n_head_kv + head) * s->head_bytes + (size_t)row * s->shape->row_k;
+}
+
+static inline uint8_t *eng_segment_v(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t row)
+{
+    return s->kv + ((size_t)layer * s->shape->n_head_kv + head) * s->head_bytes + s->v_offset + (size_t)row * s->shape->row_v;
+}
+
+/* Copies rows [lo, hi) of src (segment row numbers) to a new segment that fits them exactly. Sampled queries come along when lo is 0; indexes
+ * stay behind. */
+int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segment *parent, bool exact, eng_segment **ret);
+
+/* Drops rows [0, n) of an unsealed segment and moves the rest to the front. */
+void eng_segment_shift(eng_segment *s, uint32_t n);
+
+/* Positions [lo, hi) live in seg, at rows pos - seg->start. */
+typedef struct {
+    eng_segment *seg;
+    uint32_t lo, hi;
+} eng_span;
+
+/* What a session sees: spans that cover [0, n) without gaps. */
+typedef struct {
+    eng_span *spans;
+    uint32_t n_spans, cap_spans;
+} eng_view;
+
+/* Adds a span (takes a reference). -ENOMEM. */
+int eng_view_add(eng_view *v, eng_segment *seg, uint32_t lo, uint32_t hi);
+/* Makes sure that the next `more` additions succeed. */
+int eng_view_reserve(eng_view *v, uint32_t more);
+void eng_view_done(eng_view *v);
+
+/* Index of the span that holds position pos, which must be covered. */
+uint32_t eng_view_find(const eng_view *v, uint32_t pos);
+
+#endif
