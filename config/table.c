@@ -93,6 +93,8 @@ const cfg_row cfg_table[] = {
 
     {COMMAND, "file", "f", CFG_RUN, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "a text that the first question is about"},
     {COMMAND, "file", "f", CFG_EVAL, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text to evaluate on"},
+    {COMMAND, "file", "f", BENCH, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE",
+     "measure on this text; without it, on random tokens"},
     {COMMAND, "prompt", "p", CFG_RUN, false, CFG_T_TEXT, FIELD(prompt), NULL, ANY_LENGTH, NULL, "TEXT", "answer this one question and end"},
     {COMMAND, "n-prompt", "p", CFG_BENCH_PREFILL, false, CFG_T_NUMBERS, FIELD(prompt), "512", 1, MAX_TOKENS, NULL, "N,N,...", "prompt lengths to measure"},
     {COMMAND, "depth", "d", CFG_BENCH_DECODE, false, CFG_T_NUMBERS, FIELD(depth), "0", 0, MAX_TOKENS, NULL, "N,N,...",

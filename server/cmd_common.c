@@ -1,0 +1,361 @@
+#include "cmd_common.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_TEXT_BYTES = 1 << 30, BAR_WIDTH = 30 };
+
+int srv_fail(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("retrievald: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    return EXIT_FAILURE;
+}
+
+double srv_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- settings --------------------------------------------------------------------------------------------------- */
+
+static int parse_kv_type(const char *name, eng_kv_type *ret)
+{
+    static const char *const names[] = {[ENG_KV_F32] = "f32", [ENG_KV_F16] = "f16", [ENG_KV_BF16] = "bf16"};
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(name, names[i])) {
+            *ret = (eng_kv_type)i;
+            return 0;
+        }
+    return -EINVAL;
+}
+
+static int parse_cpu(const char *name, eng_cpu *ret)
+{
+    static const char *const names[] = {
+        [ENG_CPU_AUTO] = "auto", [ENG_CPU_SCALAR] = "scalar", [ENG_CPU_AVX2] = "avx2", [ENG_CPU_AVX512] = "avx512"};
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(name, names[i])) {
+            *ret = (eng_cpu)i;
+            return 0;
+        }
+    return -EINVAL;
+}
+
+int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t errlen)
+{
+    eng_params p = eng_params_default();
+    /* a command that has no such setting leaves it NULL or 0 */
+    if (s->cpu && parse_cpu(s->cpu, &p.cpu) < 0) {
+        snprintf(err, errlen, "unknown instruction set '%s'", s->cpu);
+        return -EINVAL;
+    }
+    if (s->cache_type_k && parse_kv_type(s->cache_type_k, &p.type_k) < 0) {
+        snprintf(err, errlen, "unknown type of keys '%s'", s->cache_type_k);
+        return -EINVAL;
+    }
+    if (s->cache_type_v && parse_kv_type(s->cache_type_v, &p.type_v) < 0) {
+        snprintf(err, errlen, "unknown type of values '%s'", s->cache_type_v);
+        return -EINVAL;
+    }
+    if (s->cache_ram < 0 || (uint64_t)s->cache_ram > SIZE_MAX >> 20) {
+        snprintf(err, errlen, "--cache-ram: too large");
+        return -EINVAL;
+    }
+    p.n_ctx = s->ctx_size;
+    p.n_threads = s->threads;
+    if (s->ubatch_size)
+        p.n_chunk = s->ubatch_size;
+    p.cache_ram = (size_t)s->cache_ram << 20;
+    *ret = p;
+    return 0;
+}
+
+int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t errlen)
+{
+    eng_attention a = eng_attention_default();
+    if (eng_attn_mode_parse(s->attention, &a.mode) < 0) {
+        snprintf(err, errlen, "unknown attention mode '%s'", s->attention);
+        return -EINVAL;
+    }
+    a.n_sink = s->n_sink;
+    a.n_local = s->n_local;
+    a.top_k = s->attn_top_k;
+    a.beta = (float)s->attn_beta;
+    a.k_max = s->attn_k_max;
+    *ret = a;
+    return 0;
+}
+
+eng_sampling srv_sampling(const cfg_settings *s)
+{
+    eng_sampling p = eng_sampling_default();
+    p.temperature = (float)s->temp;
+    p.top_k = s->top_k;
+    p.top_p = (float)s->top_p;
+    p.min_p = (float)s->min_p;
+    p.repeat_penalty = (float)s->repeat_penalty;
+    p.presence_penalty = (float)s->presence_penalty;
+    p.frequency_penalty = (float)s->frequency_penalty;
+    p.repeat_last_n = s->repeat_last_n;
+    p.seed = (uint64_t)s->seed;
+    if (s->seed < 0 && getrandom(&p.seed, sizeof p.seed, 0) != sizeof p.seed)
+        p.seed = (uint64_t)time(NULL) ^ (uint64_t)getpid() << 32;
+    return p;
+}
+
+/* ---- engine ----------------------------------------------------------------------------------------------------- */
+
+static void log_warning(void *ctx, int level, const char *text)
+{
+    (void)ctx;
+    if (level <= LOG_WARNING)
+        fprintf(stderr, "retrievald: %s\n", text);
+}
+
+int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret)
+{
+    char err[512] = "unknown reason";
+    params->log = log_warning;
+    int rc = eng_open(s->model, params, ret, err, sizeof err);
+    return rc < 0 ? srv_fail("%s", err) : 0;
+}
+
+int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret)
+{
+    char err[256];
+    eng_params p;
+    if (srv_engine_params(s, &p, err, sizeof err) < 0)
+        return srv_fail("%s", err);
+    if (s->ctx_size && s->ctx_size < n_ctx)
+        return srv_fail("--ctx-size %u is too small: %zu tokens are needed", s->ctx_size, n_ctx);
+    if (n_ctx > UINT32_MAX)
+        return srv_fail("%zu tokens are too many", n_ctx);
+    if (!s->ctx_size)
+        p.n_ctx = (uint32_t)n_ctx;
+    p.f32_activations = f32_activations;
+    return srv_open(s, &p, ret);
+}
+
+/* NULL when out of memory; an id below 0 gives an empty text. */
+static char *token_string(const eng_engine *e, int32_t id)
+{
+    const char *text = "";
+    size_t n = 0;
+    if (id >= 0 && eng_token_text(e, id, true, &text, &n) < 0)
+        n = 0;
+    return strndup(text, n);
+}
+
+int srv_template_of(srv_template *t, const eng_engine *e, char *err, size_t errlen)
+{
+    const eng_info *info = eng_info_get(e);
+    char **controls = NULL, *bos = token_string(e, info->bos), *eos = token_string(e, info->eos);
+    size_t n = 0, n_controls = 0;
+    int rc = -ENOMEM;
+    if (!info->chat_template || !info->chat_template_len) {
+        snprintf(err, errlen, "the model has no chat template");
+        rc = -ENOENT;
+        goto cleanup;
+    }
+    for (uint32_t id = 0; id < info->n_vocab; id++)
+        n_controls += eng_token_is_control(e, (int32_t)id);
+    controls = calloc(n_controls ? n_controls : 1, sizeof *controls);
+    if (!controls || !bos || !eos)
+        goto no_memory;
+    for (uint32_t id = 0; id < info->n_vocab && n < n_controls; id++) {
+        if (!eng_token_is_control(e, (int32_t)id))
+            continue;
+        char *text = token_string(e, (int32_t)id);
+        if (!text)
+            goto no_memory;
+        if (*text)
+            controls[n++] = text;
+        else
+            free(text);
+    }
+    rc = srv_template_set(t, info->chat_template, info->chat_template_len, bos, eos, (const char *const *)controls, n, err, errlen);
+    goto cleanup;
+no_memory:
+    snprintf(err, errlen, "out of memory");
+cleanup:
+    for (size_t i = 0; i < n; i++)
+        free(controls[i]);
+    free(controls);
+    free(bos);
+    free(eos);
+    return rc;
+}
+
+int srv_read_text(const char *path, char **ret, size_t *ret_n)
+{
+    size_t n = 0, cap = 0;
+    char *text = NULL;
+    int status = 0;
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return srv_fail("%s: %s", path, strerror(errno));
+    do {
+        if (cap - n < 4096) {
+            cap = cap ? 2 * cap : 65536;
+            char *larger = cap <= MAX_TEXT_BYTES ? realloc(text, cap) : NULL;
+            if (!larger) {
+                status = srv_fail("%s: %s", path, cap > MAX_TEXT_BYTES ? "too large" : "out of memory");
+                goto cleanup;
+            }
+            text = larger;
+        }
+        n += fread(text + n, 1, cap - n - 1, f);
+    } while (!feof(f) && !ferror(f));
+    if (ferror(f)) {
+        status = srv_fail("%s: %s", path, strerror(errno));
+        goto cleanup;
+    }
+    text[n] = 0;
+    *ret = text;
+    *ret_n = n;
+    text = NULL;
+cleanup:
+    free(text);
+    fclose(f);
+    return status;
+}
+
+static int random_tokens(const eng_engine *e, size_t n, int32_t *ids)
+{
+    uint64_t x = 88172645463325252U; /* xorshift64 */
+    uint32_t n_vocab = eng_info_get(e)->n_vocab, tries = 0;
+    for (size_t i = 0; i < n;) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        ids[i] = (int32_t)((x >> 32) % n_vocab);
+        if (!eng_token_is_control(e, ids[i]))
+            i++, tries = 0;
+        else if (++tries > 100000)
+            return srv_fail("the vocabulary has no ordinary tokens");
+    }
+    return 0;
+}
+
+int srv_test_tokens(const eng_engine *e, const char *path, size_t n, int32_t **ret)
+{
+    char *text = NULL;
+    int32_t *ids = NULL;
+    size_t len = 0, have = 0;
+    int status = 0;
+    if (!path) {
+        ids = malloc((n ? n : 1) * sizeof *ids);
+        status = ids ? random_tokens(e, n, ids) : srv_fail("out of memory");
+    } else {
+        status = srv_read_text(path, &text, &len);
+        if (!status && eng_tokenize(e, text, len, ENG_TOK_ADD_SPECIAL, NULL, &ids, &have) < 0)
+            status = srv_fail("%s: cannot be tokenized", path);
+        if (!status && have < n)
+            status = srv_fail("%s: has %zu tokens; %zu are needed", path, have, n);
+    }
+    free(text);
+    if (status)
+        free(ids);
+    else
+        *ret = ids;
+    return status;
+}
+
+uint32_t *srv_numbers(const char *list, size_t *ret_n)
+{
+    size_t n = 1;
+    for (const char *p = list; *p; p++)
+        n += *p == ',';
+    uint32_t *all = malloc(n * sizeof *all);
+    if (!all)
+        return NULL;
+    for (size_t i = 0; i < n; i++) {
+        char *end;
+        all[i] = (uint32_t)strtoul(list, &end, 10);
+        list = end + (*end == ',');
+    }
+    *ret_n = n;
+    return all;
+}
+
+/* ---- progress --------------------------------------------------------------------------------------------------- */
+
+srv_progress srv_progress_begin(const char *what)
+{
+    double now = srv_seconds();
+    return (srv_progress){.what = what, .started = now, .last_shown = now, .terminal = isatty(STDERR_FILENO)};
+}
+
+static void draw_bar(srv_progress *p, uint32_t done, uint32_t all, double rate)
+{
+    char bar[BAR_WIDTH + 1];
+    size_t filled = all ? (size_t)((uint64_t)BAR_WIDTH * done / all) : BAR_WIDTH;
+    memset(bar, '.', BAR_WIDTH);
+    memset(bar, '#', filled);
+    bar[BAR_WIDTH] = 0;
+    fprintf(stderr, "\r%s [%s] %u of %u, %.0f/s, %.0f s left\033[K", p->what, bar, done, all, rate, rate > 0 ? (all - done) / rate : 0);
+    p->shown = true;
+}
+
+void srv_progress_step(void *progress, uint32_t n_done, uint32_t n_cached, uint32_t n_prompt)
+{
+    srv_progress *p = progress;
+    double now = srv_seconds();
+    if (!p->any) { /* without a call at the start, the cached part tells where the work began */
+        p->any = true;
+        p->first = n_cached;
+        p->last_tenth = n_prompt ? (uint32_t)(10ULL * n_cached / n_prompt) : 0;
+    }
+    double elapsed = now - p->started, rate = elapsed > 0 && n_done > p->first ? (n_done - p->first) / elapsed : 0;
+    uint32_t tenth = n_prompt ? (uint32_t)(10ULL * n_done / n_prompt) : 10;
+    if (elapsed < 0.5 || n_done > n_prompt)
+        return;
+    if (p->terminal && now - p->last_shown > 0.1) {
+        draw_bar(p, n_done, n_prompt, rate);
+        p->last_shown = now;
+    } else if (!p->terminal && tenth > p->last_tenth) {
+        fprintf(stderr, "%s: %u of %u, %.0f/s\n", p->what, n_done, n_prompt, rate);
+        p->last_tenth = tenth;
+    }
+}
+
+void srv_progress_end(srv_progress *p)
+{
+    if (p->shown)
+        fputs("\r\033[K", stderr);
+    p->shown = false;
+}
+
+void srv_finish_indexes(eng_engine *e)
+{
+    srv_progress p = srv_progress_begin("building indexes");
+    eng_stats st;
+    eng_stats_get(e, &st);
+    uint32_t all = st.index_pending;
+    while (eng_idle(e, 200, NULL) > 0) {
+        eng_stats_get(e, &st);
+        if (st.index_pending > all)
+            all = st.index_pending;
+        srv_progress_step(&p, all - st.index_pending, 0, all);
+    }
+    srv_progress_end(&p);
+}
+
+int srv_finish_output(void)
+{
+    if (fflush(stdout) == EOF || ferror(stdout))
+        return srv_fail("cannot write the results: %s", strerror(errno));
+    return EXIT_SUCCESS;
+}

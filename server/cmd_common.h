@@ -1,0 +1,52 @@
+/* What the sub-commands that work in the foreground (run, bench, eval, inspect) share. They talk on stderr and give results on stdout. */
+#ifndef RETRIEVALD_SERVER_CMD_COMMON_H
+#define RETRIEVALD_SERVER_CMD_COMMON_H
+
+#include "server.h"
+#include "template.h"
+
+/* Prints "retrievald: ..." and returns EXIT_FAILURE. */
+int srv_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+double srv_seconds(void); /* monotonic */
+
+/* Opens the model with warnings on stderr, or prints why not. 0, else an exit status. */
+int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret);
+
+/* Opens it for tests that need room for n_ctx tokens; -c, if given, must hold them. */
+int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret);
+
+/* Gives the template helper the model's template and the texts of its special tokens. -ENOENT: the model has none; else as
+ * srv_template_set. */
+int srv_template_of(srv_template *t, const eng_engine *e, char *err, size_t errlen);
+
+/* A whole text file, NUL-terminated, at most 1 GiB. 0, else an exit status. free it. */
+int srv_read_text(const char *path, char **ret, size_t *ret_n);
+
+/* Exactly n token ids: of the text in `path`, or, when that is NULL, random ones (the same each time) that are no control tokens. 0, else
+ * an exit status. */
+int srv_test_tokens(const eng_engine *e, const char *path, size_t n, int32_t **ret);
+
+/* The numbers of a list that config/ has checked. free it; NULL when out of memory. */
+uint32_t *srv_numbers(const char *list, size_t *ret_n);
+
+/* A progress bar on a terminal, a line now and then elsewhere; nothing for what is done within a moment. */
+typedef struct {
+    const char *what;
+    double started, last_shown;
+    bool terminal, shown;
+    uint32_t first, last_tenth; /* of the first call; of the last line */
+    bool any;
+} srv_progress;
+
+srv_progress srv_progress_begin(const char *what);
+void srv_progress_step(void *progress, uint32_t n_done, uint32_t n_cached, uint32_t n_prompt); /* eng_progress_fn */
+void srv_progress_end(srv_progress *p);
+
+/* Builds all indexes that are wanted. */
+void srv_finish_indexes(eng_engine *e);
+
+/* Flushes stdout; EXIT_FAILURE when what was printed did not arrive. */
+int srv_finish_output(void);
+
+#endif

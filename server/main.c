@@ -1,0 +1,112 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "server.h"
+
+typedef struct {
+    const char *name, *sub; /* "bench", "decode" */
+    unsigned settings;
+    int (*run)(const cfg_settings *s);
+    const char *usage, *what;
+} command;
+
+static const command commands[] = {
+    {"serve", NULL, CFG_SERVE, srv_cmd_serve, "-m MODEL", "answer requests over HTTP (the default command)"},
+    {"run", NULL, CFG_RUN, srv_cmd_run, "-m MODEL [-f DOCUMENT] [-p QUESTION]", "talk in the terminal, about a document"},
+    {"bench", "decode", CFG_BENCH_DECODE, srv_cmd_bench_decode, "-m MODEL [-d DEPTHS] [--attention MODES]",
+     "measure how fast answers are written"},
+    {"bench", "prefill", CFG_BENCH_PREFILL, srv_cmd_bench_prefill, "-m MODEL [-p LENGTHS]", "measure how fast prompts are read"},
+    {"eval", "logits", CFG_EVAL, srv_cmd_eval_logits, "-m MODEL -f TEXT [--attention MODE]",
+     "compare an attention mode with full attention"},
+    {"inspect", NULL, CFG_INSPECT, srv_cmd_inspect, "MODEL", "say what a model file holds"},
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands, EXIT_USAGE = 2 };
+
+static void print_name(FILE *f, const command *c)
+{
+    fprintf(f, "retrievald %s%s%s", c->name, c->sub ? " " : "", c->sub ? c->sub : "");
+}
+
+static void print_help(const command *c, bool overview)
+{
+    if (overview) {
+        puts("retrievald " RETRIEVALD_VERSION ": a server for questions about long documents\n\nCommands (each has its own --help):");
+        for (size_t i = 0; i < N_COMMANDS; i++) {
+            fputs("  ", stdout);
+            print_name(stdout, &commands[i]);
+            printf(" %s\n      %s\n", commands[i].usage, commands[i].what);
+        }
+        puts("\nSettings of serve:\n");
+    } else {
+        fputs("Usage: ", stdout);
+        print_name(stdout, c);
+        printf(" %s [flags]\n\n%c%s.\n\n", c->usage, c->what[0] - 'a' + 'A', c->what + 1);
+    }
+    cfg_print_help(stdout, c->settings);
+    puts("\nSettings may also stand in a file (--config) or the environment (RETRIEVALD_CTX_SIZE); see retrievald(1).");
+}
+
+/* Finds the command; *ret_words is how many arguments name it. NULL: said why. */
+static const command *find_command(int argc, char **argv, int *ret_words)
+{
+    const char *names[N_COMMANDS], *word = argc > 1 ? argv[1] : "-", *sub = argc > 2 ? argv[2] : "", *parent = NULL;
+    size_t n = 0;
+    *ret_words = 0;
+    if (word[0] == '-')
+        return &commands[0];
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        const command *c = &commands[i];
+        if (!strcmp(word, c->name)) {
+            if (!c->sub || !strcmp(sub, c->sub)) {
+                *ret_words = c->sub ? 2 : 1;
+                return c;
+            }
+            if (!parent)
+                n = 0; /* suggest among its sub-commands */
+            parent = c->name;
+            names[n++] = c->sub;
+        } else if (!parent) {
+            names[n++] = c->name;
+        }
+    }
+    const char *near = cfg_nearest(parent ? sub : word, names, n);
+    fprintf(stderr, "retrievald: unknown command '%s%s%.64s'", parent ? parent : "", parent ? " " : "", parent ? sub : word);
+    if (near)
+        fprintf(stderr, "; did you mean '%s%s%s'?\n", parent ? parent : "", parent ? " " : "", near);
+    else if (parent) {
+        fputs("; known:", stderr);
+        for (size_t i = 0; i < n; i++)
+            fprintf(stderr, " '%s %s'", parent, names[i]);
+        fputc('\n', stderr);
+    } else
+        fputs("; see retrievald --help\n", stderr);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    char err[512];
+    cfg_settings s;
+    int words, status;
+    const command *c = find_command(argc, argv, &words);
+    if (!c)
+        return EXIT_USAGE;
+    /* cfg_load skips one word, the command's name */
+    if (cfg_load(&s, c->settings, argc - words, argv + words, err, sizeof err) < 0) {
+        fprintf(stderr, "retrievald: %s\n", err);
+        status = EXIT_USAGE;
+    } else if (s.help) {
+        print_help(c, words == 0);
+        status = EXIT_SUCCESS;
+    } else if (s.version) {
+        puts("retrievald " RETRIEVALD_VERSION);
+        status = EXIT_SUCCESS;
+    } else if (!s.model) {
+        fprintf(stderr, "retrievald: no model: name a GGUF file with -m FILE (see --help)\n");
+        status = EXIT_USAGE;
+    } else {
+        status = c->run(&s);
+    }
+    cfg_free(&s);
+    return status;
+}
