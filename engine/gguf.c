@@ -25,6 +25,8 @@ enum {
     MAX_TENSORS = 131072, /* real files have up to some thousands */
     MAX_NAME = 64,        /* the format's limit for a tensor's name */
     MAX_ALIGNMENT = 65536,
+    SMALLEST_KEY = 8 + 1 + 4 + 1, /* bytes of an entry: a name of one character, a type, a value of one byte */
+    SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8,
 };
 
 typedef struct {
@@ -93,6 +95,14 @@ static bool take_str(reader *r, eng_str *ret)
     return true;
 }
 
+/* How many of n entries, of `smallest` bytes at least, have to be allocated: one more than the file can hold, so that reading names the
+ * first that is missing. */
+static size_t room_for(const reader *r, size_t n, size_t smallest)
+{
+    size_t most = (size_t)(r->end - r->p) / smallest + 1;
+    return n < most ? n + 1 : most;
+}
+
 static int str_cmp(eng_str a, eng_str b)
 {
     int c = memcmp(a.s, b.s, a.n < b.n ? a.n : b.n);
@@ -117,12 +127,10 @@ static int read_header(reader *r, uint64_t *ret_tensors, uint64_t *ret_keys)
         return FAIL(r, -ENOTSUP, "the file has GGUF version %" PRIu32 "; versions 2 and 3 can be read", version);
     if (!take_u64(r, ret_tensors) || !take_u64(r, ret_keys))
         return FAIL(r, -EINVAL, "the file ends inside the counts of its header: truncated");
-    /* The smallest entry of a tensor takes 33 bytes, that of a key 14. */
-    size_t left = (size_t)(r->end - r->p);
-    if (*ret_tensors > MAX_TENSORS || *ret_tensors > left / 33)
-        return FAIL(r, -EINVAL, "the header counts %" PRIu64 " tensors, more than the file can hold", *ret_tensors);
-    if (*ret_keys > MAX_KEYS || *ret_keys > left / 14)
-        return FAIL(r, -EINVAL, "the header counts %" PRIu64 " keys, more than the file can hold", *ret_keys);
+    if (*ret_tensors > MAX_TENSORS)
+        return FAIL(r, -EINVAL, "the header counts %" PRIu64 " tensors; %d are possible", *ret_tensors, MAX_TENSORS);
+    if (*ret_keys > MAX_KEYS)
+        return FAIL(r, -EINVAL, "the header counts %" PRIu64 " keys; %d are possible", *ret_keys, MAX_KEYS);
     return 0;
 }
 
@@ -186,7 +194,7 @@ static int entry_cmp(const void *a, const void *b)
 static int read_keys(reader *r, size_t n)
 {
     eng_gguf *g = r->g;
-    g->keys = calloc(n ? n : 1, sizeof *g->keys);
+    g->keys = calloc(room_for(r, n, SMALLEST_KEY), sizeof *g->keys);
     if (!g->keys)
         return FAIL(r, -ENOMEM, "no memory for the model file's %zu keys", n);
     for (size_t i = 0; i < n; i++) {
@@ -323,9 +331,10 @@ static int read_tensors(reader *r, size_t n)
     /* GGUF asks for a multiple of 8, which also lets every type be read in place. */
     if ((rc && rc != -ENOENT) || alignment < 8 || alignment > MAX_ALIGNMENT || alignment & (alignment - 1))
         return FAIL(r, -EINVAL, "general.alignment must be a power of two from 8 to %d", MAX_ALIGNMENT);
-    uint64_t *offsets = calloc(n ? n : 1, sizeof *offsets);
-    g->tensors = calloc(n ? n : 1, sizeof *g->tensors);
-    g->by_name = calloc(n ? n : 1, sizeof(eng_tensor *));
+    size_t room = room_for(r, n, SMALLEST_TENSOR);
+    uint64_t *offsets = calloc(room, sizeof *offsets);
+    g->tensors = calloc(room, sizeof *g->tensors);
+    g->by_name = calloc(room, sizeof(eng_tensor *));
     rc = offsets && g->tensors && g->by_name ? 0 : FAIL(r, -ENOMEM, "no memory for the model file's %zu tensors", n);
     for (size_t i = 0; i < n && !rc; i++)
         rc = read_tensor(r, &g->tensors[i], &offsets[i], i, n);
