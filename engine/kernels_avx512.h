@@ -1,0 +1,107 @@
+/* Shared by the kernels_avx512*.c files: loads, sums, exp. Sixteen float lanes; a tail is a masked vector that goes through the same
+ * instructions as a full one, so an element's bits do not depend on its place.
+ */
+#ifndef RETRIEVALD_KERNELS_AVX512_H
+#define RETRIEVALD_KERNELS_AVX512_H
+
+#include "kernels.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+void eng_avx512_gemv(eng_kernels *k);
+void eng_avx512_gemm(eng_kernels *k);
+void eng_avx512_gemm_bf16(eng_kernels *k); /* the only functions with BF16 instructions */
+void eng_avx512_attention(eng_kernels *k);
+
+/* Lanes that exist of 16, with n elements left. */
+INLINE __mmask16 tail16(size_t n)
+{
+    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
+}
+
+/* 16 elements of a row of F32, F16 or BF16 from element i on; lanes outside the mask are not read and give 0. */
+INLINE __m512 load16(const eng_type t, const void *row, size_t i, __mmask16 m)
+{
+    if (t == ENG_F32)
+        return _mm512_maskz_loadu_ps(m, (const float *)row + i);
+    __m256i h = _mm256_maskz_loadu_epi16(m, (const uint16_t *)row + i);
+    if (t == ENG_F16)
+        return _mm512_cvtph_ps(h);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+/* Elements i .. i+31 of a row of any type; i is a multiple of 32 for the block types. */
+INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, __m512 out[2])
+{
+    if (t == ENG_Q8_0) {
+        const eng_q8_0 *b = (const eng_q8_0 *)row + i / 32;
+        __m512 d = _mm512_cvtph_ps(_mm256_set1_epi16((short)b->d));
+        out[0] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)b->q))));
+        out[1] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(b->q + 16)))));
+    } else if (t == ENG_Q4_0 || t == ENG_Q4_1) {
+        const eng_q4_0 *b0 = (const eng_q4_0 *)row + i / 32;
+        const eng_q4_1 *b1 = (const eng_q4_1 *)row + i / 32;
+        __m128i v = _mm_loadu_si128((const void *)(t == ENG_Q4_0 ? b0->q : b1->q)), low = _mm_set1_epi8(15);
+        __m512i lo = _mm512_cvtepi8_epi32(_mm_and_si128(v, low));
+        __m512i hi = _mm512_cvtepi8_epi32(_mm_and_si128(_mm_srli_epi16(v, 4), low));
+        __m512 d = _mm512_cvtph_ps(_mm256_set1_epi16((short)(t == ENG_Q4_0 ? b0->d : b1->d)));
+        if (t == ENG_Q4_0) {
+            out[0] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(lo, _mm512_set1_epi32(8))));
+            out[1] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(hi, _mm512_set1_epi32(8))));
+        } else { /* d q is exact (15 bits), so the fused product rounds once, as the scalar sum does */
+            __m512 m = _mm512_cvtph_ps(_mm256_set1_epi16((short)b1->m));
+            out[0] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(lo), m);
+            out[1] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(hi), m);
+        }
+    } else {
+        out[0] = load16(t, row, i, tail16(n - i));
+        out[1] = load16(t, row, i + 16, n - i > 16 ? tail16(n - i - 16) : 0);
+    }
+}
+
+INLINE __m256 fold(__m512 v)
+{
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+}
+
+/* The sums of four vectors, each by the same tree. */
+INLINE __m128 sum4(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    __m128 e = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 f = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    __m128 g = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+    return _mm_hadd_ps(_mm_hadd_ps(e, f), _mm_hadd_ps(g, h));
+}
+
+/* Stores the sums of acc[0 .. n) (n is 1 or 4), sixteen lanes each. */
+INLINE void store_sums(float *out, const __m256 *acc, const int n)
+{
+    if (n == 4)
+        _mm_storeu_ps(out, sum4(acc[0], acc[1], acc[2], acc[3]));
+    else
+        *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
+}
+
+/* e^x within 2 ulp for results that are normal numbers; +inf above, denormals and 0 below; NaN stays NaN. Cody and Waite's reduction,
+ * Cephes' polynomial. */
+INLINE __m512 exp16(__m512 x)
+{
+    x = _mm512_min_ps(_mm512_set1_ps(100), _mm512_max_ps(_mm512_set1_ps(-110), x)); /* in this order NaN survives */
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
+    return _mm512_scalef_ps(_mm512_add_ps(p, _mm512_set1_ps(1)), n);
+}
+
+#endif

@@ -1,0 +1,225 @@
+/* AVX-512 matrix products of prefill: panels of 32 weight rows, transposed once, and a register tile of up to 12 tokens by 32 outputs.
+ * Every tile height runs the same instructions for an output, so a token's bits do not depend on how many tokens come along.
+ */
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include "kernels_avx512.h"
+
+#define DEQUANTIZE(NAME, T)                                                                                                                \
+    static void dequantize_##NAME(const void *row, float *out, size_t n)                                                                   \
+    {                                                                                                                                      \
+        for (size_t i = 0; i < n; i += 32) {                                                                                               \
+            __m512 v[2];                                                                                                                   \
+            load32(T, row, i, n, v);                                                                                                       \
+            _mm512_mask_storeu_ps(out + i, tail16(n - i), v[0]);                                                                           \
+            if (n - i > 16)                                                                                                                \
+                _mm512_mask_storeu_ps(out + i + 16, tail16(n - i - 16), v[1]);                                                             \
+        }                                                                                                                                  \
+    }
+DEQUANTIZE(f32, ENG_F32)
+DEQUANTIZE(f16, ENG_F16)
+DEQUANTIZE(bf16, ENG_BF16)
+DEQUANTIZE(q8_0, ENG_Q8_0)
+DEQUANTIZE(q4_0, ENG_Q4_0)
+DEQUANTIZE(q4_1, ENG_Q4_1)
+#undef DEQUANTIZE
+
+/* ---- packing ---------------------------------------------------------------------------------------------------- */
+
+/* Stores the transpose of 16 vectors of 16 dwords, `step` dwords apart: its rows 0 .. n-1 at out, ENG_NR dwords apart. */
+INLINE void store_transposed(uint32_t *out, const uint32_t *in, size_t step, size_t n)
+{
+    __m512i t[16], v[16];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) {
+        __m512i r0 = _mm512_loadu_si512(in + 4 * i * step), r1 = _mm512_loadu_si512(in + (4 * i + 1) * step);
+        __m512i r2 = _mm512_loadu_si512(in + (4 * i + 2) * step), r3 = _mm512_loadu_si512(in + (4 * i + 3) * step);
+        __m512i a0 = _mm512_unpacklo_epi32(r0, r1), a1 = _mm512_unpackhi_epi32(r0, r1);
+        __m512i a2 = _mm512_unpacklo_epi32(r2, r3), a3 = _mm512_unpackhi_epi32(r2, r3);
+        t[4 * i] = _mm512_unpacklo_epi64(a0, a2);
+        t[4 * i + 1] = _mm512_unpackhi_epi64(a0, a2);
+        t[4 * i + 2] = _mm512_unpacklo_epi64(a1, a3);
+        t[4 * i + 3] = _mm512_unpackhi_epi64(a1, a3);
+    }
+    /* t[4i + c], lane L: column 4L + c of rows 4i .. 4i+3 */
+#pragma GCC unroll 4
+    for (size_t c = 0; c < 4; c++) {
+        __m512i b0 = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x44), b1 = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xee);
+        __m512i b2 = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x44), b3 = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xee);
+        v[c] = _mm512_shuffle_i32x4(b0, b2, 0x88);
+        v[4 + c] = _mm512_shuffle_i32x4(b0, b2, 0xdd);
+        v[8 + c] = _mm512_shuffle_i32x4(b1, b3, 0x88);
+        v[12 + c] = _mm512_shuffle_i32x4(b1, b3, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (size_t i = 0; i < 16; i++)
+        if (i < n)
+            _mm512_storeu_si512(out + i * ENG_NR, v[i]);
+}
+
+/* 16 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. */
+INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
+{
+    for (size_t half = 0; half < ENG_NR; half += 16) {
+        _Alignas(64) uint32_t buf[16][32] = {{0}};
+        size_t have = rows > half ? rows - half : 0;
+        have = have > 16 ? 16 : have;
+        for (size_t i = 0; i < k; i += 32) {
+            size_t left = k - i < 32 ? k - i : 32;
+            for (size_t r = 0; r < have; r++) {
+                __m512 v[2];
+                load32(t, w + (half + r) * row_bytes, i, k, v);
+                if (bf16) {
+                    _mm512_store_si512(buf[r], (__m512i)_mm512_cvtne2ps_pbh(v[1], v[0]));
+                } else {
+                    _mm512_store_ps(buf[r], v[0]);
+                    _mm512_store_ps(buf[r] + 16, v[1]);
+                }
+            }
+            if (bf16) {
+                store_transposed(panel + i / 2 * ENG_NR + half, buf[0], 32, left / 2);
+            } else {
+                store_transposed(panel + i * ENG_NR + half, buf[0], 32, left < 16 ? left : 16);
+                if (left > 16)
+                    store_transposed(panel + (i + 16) * ENG_NR + half, buf[0] + 16, 32, left - 16);
+            }
+        }
+    }
+}
+
+#define PACK(NAME, OUT, BF16)                                                                                                              \
+    static void NAME(OUT *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)                        \
+    {                                                                                                                                      \
+        (void)tmp;                                                                                                                         \
+        switch (type) {                                                                                                                    \
+        case ENG_F32:                                                                                                                      \
+            pack_any(ENG_F32, BF16, (void *)panel, w, row_bytes, rows, k);                                                                 \
+            break;                                                                                                                         \
+        case ENG_F16:                                                                                                                      \
+            pack_any(ENG_F16, BF16, (void *)panel, w, row_bytes, rows, k);                                                                 \
+            break;                                                                                                                         \
+        case ENG_BF16:                                                                                                                     \
+            pack_any(ENG_BF16, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
+            break;                                                                                                                         \
+        case ENG_Q8_0:                                                                                                                     \
+            pack_any(ENG_Q8_0, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
+            break;                                                                                                                         \
+        case ENG_Q4_0:                                                                                                                     \
+            pack_any(ENG_Q4_0, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
+            break;                                                                                                                         \
+        default:                                                                                                                           \
+            pack_any(ENG_Q4_1, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
+            break;                                                                                                                         \
+        }                                                                                                                                  \
+    }
+PACK(pack_f32, float, false)
+PACK(pack_bf16, uint16_t, true)
+#undef PACK
+
+static void f32_to_bf16(const float *x, uint16_t *out, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 k = tail16(n - i);
+        _mm256_mask_storeu_epi16(out + i, k, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(k, x + i)));
+    }
+}
+
+/* ---- products --------------------------------------------------------------------------------------------------- */
+
+/* One k pair (bf16) or one k (f32) of A's element at p, in every lane. */
+INLINE __m512i broadcast(const char *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+/* mr (up to 12) rows of A by 32 outputs. All strides in bytes. `steps` dwords of A a row. Rows are reached from every fourth one by scaled
+ * indices, so that all pointers fit in registers. */
+INLINE void tile(const bool bf16, const int mr, char *c, size_t ldc, const char *a, size_t lda, const char *b, size_t ldb, size_t n,
+                 size_t steps, bool accumulate)
+{
+    __m512 acc[12][2];
+    __mmask16 m0 = tail16(n), m1 = n > 16 ? tail16(n - 16) : 0;
+#pragma GCC unroll 12
+    for (int i = 0; i < mr; i++) {
+        const float *row = (const void *)(c + (size_t)i * ldc);
+        acc[i][0] = _mm512_maskz_loadu_ps(accumulate ? m0 : 0, row);
+        acc[i][1] = _mm512_maskz_loadu_ps(accumulate ? m1 : 0, row + 16);
+    }
+    size_t lda3 = 3 * lda;
+    const char *p[3] = {a, a + (mr > 4 ? 4 * lda : 0), a + (mr > 8 ? 8 * lda : 0)};
+    for (size_t l = 0; l < steps; l++) {
+        __m512 b0 = _mm512_maskz_loadu_ps(m0, b), b1 = _mm512_maskz_loadu_ps(m1, b + 64);
+#pragma GCC unroll 12
+        for (int i = 0; i < mr; i++) {
+            const char *q = p[i / 4];
+            __m512i v = broadcast(i % 4 == 0 ? q : i % 4 == 1 ? q + lda : i % 4 == 2 ? q + 2 * lda : q + lda3);
+            if (bf16) {
+                acc[i][0] = _mm512_dpbf16_ps(acc[i][0], (__m512bh)v, (__m512bh)b0);
+                acc[i][1] = _mm512_dpbf16_ps(acc[i][1], (__m512bh)v, (__m512bh)b1);
+            } else {
+                acc[i][0] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), b0, acc[i][0]);
+                acc[i][1] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), b1, acc[i][1]);
+            }
+        }
+        p[0] += 4;
+        p[1] += 4;
+        p[2] += 4;
+        b += ldb;
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < mr; i++) {
+        float *row = (void *)(c + (size_t)i * ldc);
+        _mm512_mask_storeu_ps(row, m0, acc[i][0]);
+        _mm512_mask_storeu_ps(row + 16, m1, acc[i][1]);
+    }
+}
+
+INLINE void gemm(const bool bf16, char *c, size_t ldc, const char *a, size_t lda, const char *b, size_t ldb, size_t m, size_t n,
+                 size_t steps, bool accumulate)
+{
+    size_t i = 0;
+#define RUN(MR)                                                                                                                            \
+    for (; i + MR <= m; i += MR)                                                                                                           \
+        tile(bf16, MR, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, steps, accumulate);
+    RUN(12)
+    RUN(8)
+    RUN(4)
+    RUN(2)
+    RUN(1)
+#undef RUN
+}
+
+static void gemm_f32(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
+                     bool accumulate)
+{
+    gemm(false, (char *)c, ldc * 4, (const char *)a, lda * 4, (const char *)b, ldb * 4, m, n, k, accumulate);
+}
+
+static void gemm_bf16(float *c, size_t ldc, const uint16_t *a, size_t lda, const uint16_t *panel, size_t m, size_t n, size_t k,
+                      bool accumulate)
+{
+    gemm(true, (char *)c, ldc * 4, (const char *)a, lda * 2, (const char *)panel, ENG_NR * 4, m, n, k / 2, accumulate);
+}
+
+void eng_avx512_gemm(eng_kernels *k)
+{
+    k->dequantize[ENG_F32] = k->kv_load[ENG_KV_F32] = dequantize_f32;
+    k->dequantize[ENG_F16] = k->kv_load[ENG_KV_F16] = dequantize_f16;
+    k->dequantize[ENG_BF16] = k->kv_load[ENG_KV_BF16] = dequantize_bf16;
+    k->dequantize[ENG_Q8_0] = dequantize_q8_0;
+    k->dequantize[ENG_Q4_0] = dequantize_q4_0;
+    k->dequantize[ENG_Q4_1] = dequantize_q4_1;
+    k->pack_f32 = pack_f32;
+    k->gemm_f32 = gemm_f32;
+}
+
+void eng_avx512_gemm_bf16(eng_kernels *k)
+{
+    k->pack_bf16 = pack_bf16;
+    k->gemm_bf16 = gemm_bf16;
+    k->f32_to_bf16 = f32_to_bf16;
+}
+#endif

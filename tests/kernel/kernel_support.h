@@ -1,0 +1,138 @@
+/* What the kernel tests share: the levels of this machine, memory that faults one byte after its end, random rows of every type. */
+#ifndef RETRIEVALD_KERNEL_SUPPORT_H
+#define RETRIEVALD_KERNEL_SUPPORT_H
+
+#include "kernels.h"
+#include "support.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define EPS 0x1p-24 /* half an ulp of float32: the relative error of one rounding */
+
+/* Loops over the kernel levels this machine has. */
+#define FOR_LEVELS(k)                                                                                                                      \
+    for (int level_ = ENG_CPU_SCALAR; level_ <= ENG_CPU_AVX512; level_++)                                                                  \
+        for (const eng_kernels *k = t_level(level_); k; k = NULL)
+
+static inline const eng_kernels *t_level(int level)
+{
+    const eng_kernels *k;
+    char err[200];
+    return eng_kernels_get((eng_cpu)level, &k, err, sizeof err) ? NULL : k;
+}
+
+static inline void t_skip_lines(void)
+{
+    static const char *const names[] = {[ENG_CPU_SCALAR] = "scalar", [ENG_CPU_AVX2] = "avx2", [ENG_CPU_AVX512] = "avx512"};
+    for (int l = ENG_CPU_SCALAR; l <= ENG_CPU_AVX512; l++)
+        if (!t_level(l))
+            printf("SKIP level %s: this machine lacks it\n", names[l]);
+    const eng_kernels *best = t_level(ENG_CPU_AVX512);
+    if (!best || !best->gemm_bf16)
+        printf("SKIP gemm_bf16: this machine has no AVX-512 BF16\n");
+}
+
+/* `bytes` that end where an unreadable page begins: a kernel that reads or writes past a buffer dies. Never aligned better than its size
+ * makes it. Freed with all others by t_arena_reset. */
+enum { T_MAPS = 4096 };
+static struct {
+    void *base;
+    size_t bytes;
+} t_maps[T_MAPS];
+static int t_n_maps;
+
+static inline void *t_alloc(size_t bytes)
+{
+    size_t page = 4096, body = (bytes + page - 1) / page * page;
+    char *p = mmap(NULL, body + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || t_n_maps == T_MAPS || mprotect(p + body, page, PROT_NONE)) {
+        fprintf(stderr, "t_alloc: no memory\n");
+        exit(99);
+    }
+    t_maps[t_n_maps].base = p;
+    t_maps[t_n_maps++].bytes = body + page;
+    return p + body - bytes;
+}
+
+static inline void t_arena_reset(void)
+{
+    while (t_n_maps) {
+        t_n_maps--;
+        munmap(t_maps[t_n_maps].base, t_maps[t_n_maps].bytes);
+    }
+}
+
+static inline float *t_floats(size_t n)
+{
+    return t_alloc(n * sizeof(float));
+}
+
+static inline float *t_randoms(t_rng *rng, size_t n)
+{
+    float *x = t_floats(n);
+    for (size_t i = 0; i < n; i++)
+        x[i] = t_normal(rng);
+    return x;
+}
+
+static inline size_t t_row_bytes(eng_type t, size_t n)
+{
+    return n / eng_types[t].block * eng_types[t].bytes;
+}
+
+/* An f16 of ordinary size, now and then 0, a denormal or the largest. */
+static inline uint16_t t_f16(t_rng *rng)
+{
+    switch (t_u64(rng) % 16) {
+    case 0:
+        return 0;
+    case 1:
+        return (uint16_t)(t_u64(rng) & 0x3ff);
+    case 2:
+        return 0x7bff;
+    case 3:
+        return 0xfbff;
+    default:
+        return eng_f32_to_f16(t_normal(rng));
+    }
+}
+
+/* rows x n random weights, `row_bytes` apart. Codes are uniform bytes: -128 and both ends of a nibble occur. */
+static inline void *t_weights(t_rng *rng, eng_type t, size_t rows, size_t n, size_t row_bytes)
+{
+    char *w = t_alloc(rows * row_bytes);
+    for (size_t i = 0; i < rows * row_bytes; i++)
+        w[i] = (char)t_u64(rng);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t b = 0; b < n / eng_types[t].block; b++) {
+            char *p = w + r * row_bytes + b * eng_types[t].bytes;
+            float f = t_normal(rng);
+            uint16_t h = t == ENG_BF16 ? eng_f32_to_bf16(f) : t_f16(rng), m = t_f16(rng);
+            if (t == ENG_F32)
+                memcpy(p, &f, 4);
+            else
+                memcpy(p, &h, 2);
+            if (t == ENG_Q4_1)
+                memcpy(p + 2, &m, 2);
+        }
+    return w;
+}
+
+static inline void t_near(const char *what, const char *level, double got, double want, double bound)
+{
+    if (!(fabs(got - want) <= bound)) /* NaN fails */
+        ck_abort_msg("%s, %s: got %.9g, want %.9g, off by %.3g, allowed %.3g", what, level, got, want, fabs(got - want), bound);
+}
+
+static inline void t_same(const char *what, const char *level, const void *a, const void *b, size_t bytes)
+{
+    if (bytes && memcmp(a, b, bytes))
+        ck_abort_msg("%s, %s: bits differ", what, level);
+}
+
+#endif

@@ -1,0 +1,372 @@
+/* The products: every level against a float64 reference on random and adversarial rows, and the determinism rule of kernels.h (an output's
+ * bits depend on its own inputs alone). Bounds: a sum of n rounded terms is off by at most about n EPS times the sum of the terms'
+ * magnitudes, in any order of summation.
+ */
+#include "kernel_support.h"
+
+#include <errno.h>
+
+static const size_t block_lengths[] = {0, 32, 64, 96, 128, 160, 224, 576, 1536};
+static const size_t any_lengths[] = {0, 1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 100, 576};
+static const size_t row_counts[] = {0, 1, 2, 3, 4, 5, 7, 9};
+#define COUNT(a) (sizeof(a) / sizeof *(a))
+
+START_TEST(levels)
+{
+    const eng_kernels *best, *k;
+    char err[200] = "";
+    ck_assert_int_eq(eng_kernels_get(ENG_CPU_AUTO, &best, err, sizeof err), 0);
+    ck_assert_int_eq(eng_kernels_get(ENG_CPU_SCALAR, &k, err, sizeof err), 0);
+    ck_assert_str_eq(k->name, "scalar");
+    ck_assert_ptr_null(k->gemm_bf16);
+    const eng_kernels *highest = NULL;
+    FOR_LEVELS(l)
+    {
+        highest = l;
+    }
+    ck_assert_ptr_eq(best, highest);
+    for (int l = ENG_CPU_AVX2; l <= ENG_CPU_AVX512; l++)
+        if (!t_level(l)) {
+            k = NULL;
+            ck_assert_int_eq(eng_kernels_get((eng_cpu)l, &k, err, sizeof err), -ENOTSUP);
+            ck_assert_ptr_null(k);
+            ck_assert_str_ne(err, "");
+        }
+    ck_assert_int_eq(eng_kernels_get((eng_cpu)99, &k, err, sizeof err), -ENOTSUP);
+}
+END_TEST
+
+/* ---- decode ----------------------------------------------------------------------------------------------------- */
+
+static eng_q8_act act_alloc(size_t n)
+{
+    return (eng_q8_act){.q = t_alloc(n), .d = t_floats(n / 32), .s = t_floats(n / 32)};
+}
+
+static float adversarial(t_rng *rng, size_t block)
+{
+    float v = t_normal(rng);
+    switch (block % 8) {
+    case 1:
+        return 0;
+    case 2:
+        return v * 1e-40f; /* denormal */
+    case 3:
+        return v * 1e28f;
+    case 4:
+        return v > 0 ? 1 : -1;
+    case 5:
+        return v * 1e-31f; /* around the smallest block that counts */
+    case 6:                /* ties between two codes: the largest is 127 */
+        return t_u64(rng) % 4 ? (float)(t_u64(rng) % 127) + 0.5f : 127;
+    default:
+        return v;
+    }
+}
+
+START_TEST(quantize)
+{
+    t_rng rng = t_seed(1);
+    for (size_t c = 0; c < COUNT(block_lengths); c++) {
+        size_t n = block_lengths[c];
+        float *x = t_floats(n);
+        for (size_t i = 0; i < n; i++)
+            x[i] = adversarial(&rng, i / 32);
+        eng_q8_act ref = act_alloc(n);
+        t_level(ENG_CPU_SCALAR)->quantize_q8(x, &ref, n);
+        FOR_LEVELS(k)
+        {
+            eng_q8_act a = act_alloc(n);
+            k->quantize_q8(x, &a, n);
+            t_same("codes", k->name, a.q, ref.q, n);
+            t_same("scales", k->name, a.d, ref.d, n / 32 * 4);
+            t_same("sums", k->name, a.s, ref.s, n / 32 * 4);
+            for (size_t b = 0; b < n / 32; b++) {
+                double amax = 0, sum = 0;
+                for (size_t i = 32 * b; i < 32 * b + 32; i++) {
+                    amax = fmax(amax, fabs((double)x[i]));
+                    sum += a.q[i];
+                    ck_assert_int_ge(a.q[i], -127);
+                    t_near("code", k->name, (double)a.d[b] * a.q[i], x[i], a.d[b] * (0.5 + 1e-4) + 1e-30);
+                }
+                if (amax >= 1e-30)
+                    t_near("d", k->name, a.d[b], amax / 127, amax * EPS);
+                t_near("s", k->name, a.s[b], a.d[b] * sum, fabs(a.d[b] * sum) * EPS);
+            }
+        }
+        t_arena_reset();
+    }
+}
+END_TEST
+
+/* One row's product in float64 from codes and scales, and the sum of its terms' magnitudes. */
+static double dot_q8(eng_type t, const char *row, const eng_q8_act *x, size_t n, double *ret_size)
+{
+    double sum = 0, size = 0;
+    for (size_t b = 0; b < n / 32; b++) {
+        const uint8_t *p = (const uint8_t *)row + b * eng_types[t].bytes;
+        uint16_t h[2];
+        memcpy(h, p, 4);
+        double d = (double)eng_f16_to_f32(h[0]) * x->d[b], m = t == ENG_Q4_1 ? eng_f16_to_f32(h[1]) : 0;
+        for (size_t i = 0; i < 32; i++) {
+            int w = t == ENG_Q8_0 ? (int8_t)p[2 + i] : p[eng_types[t].bytes - 16 + i % 16] >> (i / 16 * 4) & 15;
+            w -= t == ENG_Q4_0 ? 8 : 0;
+            sum += d * w * x->q[32 * b + i];
+            size += fabs(d * (w ? w : 8) * x->q[32 * b + i]);
+        }
+        sum += m * x->s[b];
+        size += fabs(m * x->s[b]);
+    }
+    *ret_size = size;
+    return sum;
+}
+
+static void check_gemv_q8(const eng_kernels *k, eng_type t, t_rng *rng, size_t rows, size_t n)
+{
+    size_t row_bytes = t_row_bytes(t, n) + 2 * (rows % 3); /* rows need not be dense */
+    char *w = t_weights(rng, t, rows, n, row_bytes);
+    float *xf = t_floats(n), *y = t_floats(rows), one;
+    for (size_t i = 0; i < n; i++)
+        xf[i] = rows % 2 ? t_normal(rng) : adversarial(rng, i / 32);
+    eng_q8_act x = act_alloc(n);
+    k->quantize_q8(xf, &x, n);
+    if (rows == 9)
+        memset(x.q, t_u64(rng) % 2 ? 127 : -127, n);
+    k->gemv_q8[t](y, w, row_bytes, rows, &x, n);
+    for (size_t r = 0; r < rows; r++) {
+        double size, want = dot_q8(t, w + r * row_bytes, &x, n, &size);
+        t_near(eng_types[t].name, k->name, y[r], want, ((double)n / 32 + 12) * EPS * size + FLT_MIN);
+        k->gemv_q8[t](&one, w + r * row_bytes, row_bytes, 1, &x, n);
+        t_same("a row alone", k->name, &one, &y[r], 4);
+    }
+    t_arena_reset();
+}
+
+START_TEST(gemv_q8)
+{
+    t_rng rng = t_seed(2);
+    FOR_LEVELS(k)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
+        ck_assert((k->gemv_q8[t] != NULL) == (t >= ENG_Q8_0));
+        for (size_t i = 0; t >= ENG_Q8_0 && i < COUNT(row_counts); i++)
+            for (size_t j = 0; j < COUNT(block_lengths); j++)
+                check_gemv_q8(k, t, &rng, row_counts[i], block_lengths[j]);
+    }
+}
+END_TEST
+
+static void check_gemv_f32(const eng_kernels *k, eng_type t, t_rng *rng, size_t rows, size_t n)
+{
+    size_t row_bytes = t_row_bytes(t, n) + 4 * (rows % 3);
+    char *w = t_weights(rng, t, rows, n, row_bytes);
+    float *x = t_randoms(rng, n), *y = t_floats(rows), *row = t_floats(n), one;
+    k->gemv_f32[t](y, w, row_bytes, rows, x, n);
+    for (size_t r = 0; r < rows; r++) {
+        double want = 0, size = 0;
+        eng_dequantize(t, w + r * row_bytes, row, n);
+        for (size_t i = 0; i < n; i++) {
+            want += (double)row[i] * x[i];
+            size += fabs((double)row[i] * x[i]);
+        }
+        t_near(eng_types[t].name, k->name, y[r], want, ((double)n + 2) * EPS * size + FLT_MIN);
+        k->gemv_f32[t](&one, w + r * row_bytes, row_bytes, 1, x, n);
+        t_same("a row alone", k->name, &one, &y[r], 4);
+    }
+    t_arena_reset();
+}
+
+START_TEST(gemv_f32)
+{
+    t_rng rng = t_seed(3);
+    FOR_LEVELS(k)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++)
+        for (size_t i = 0; i < COUNT(row_counts); i++)
+            if (t >= ENG_Q8_0)
+                for (size_t j = 0; j < COUNT(block_lengths); j++)
+                    check_gemv_f32(k, t, &rng, row_counts[i], block_lengths[j]);
+            else
+                for (size_t j = 0; j < COUNT(any_lengths); j++)
+                    check_gemv_f32(k, t, &rng, row_counts[i], any_lengths[j]);
+}
+END_TEST
+
+/* ---- prefill ---------------------------------------------------------------------------------------------------- */
+
+/* bf16 of the nearest value; denormals may be flushed to zero. */
+static void check_bf16(const char *what, const char *level, uint16_t got, float x)
+{
+    uint16_t want = eng_f32_to_bf16(x);
+    if (fabsf(x) < FLT_MIN && (got & 0x7fff) == 0)
+        return;
+    if (isnan(x) ? !isnan(eng_bf16_to_f32(got)) : got != want)
+        ck_abort_msg("%s, %s: %g became 0x%04x, not 0x%04x", what, level, (double)x, got, want);
+}
+
+static void check_pack(const eng_kernels *k, eng_type t, t_rng *rng, size_t rows, size_t n)
+{
+    size_t row_bytes = t_row_bytes(t, n) + 2 * (rows % 3) * (t != ENG_F32);
+    char *w = t_weights(rng, t, rows, n, row_bytes);
+    float *row = t_floats(n), *got = t_floats(n), *tmp = t_floats(ENG_NR * n), *f = t_floats(ENG_NR * n);
+    uint16_t *h = t_alloc(ENG_NR * n * 2);
+    memset(f, 0xff, ENG_NR * n * 4);
+    memset(h, 0xff, ENG_NR * n * 2);
+    k->pack_f32(f, t, w, row_bytes, rows, n, tmp);
+    if (n % 2 == 0)
+        k->pack_bf16(h, t, w, row_bytes, rows, n, tmp);
+    for (size_t r = 0; r < ENG_NR; r++) {
+        memset(row, 0, n * 4);
+        if (r < rows) {
+            eng_dequantize(t, w + r * row_bytes, row, n);
+            k->dequantize[t](w + r * row_bytes, got, n);
+            t_same(eng_types[t].name, k->name, got, row, n * 4);
+        }
+        for (size_t i = 0; i < n; i++) {
+            t_same("pack_f32", k->name, &f[i * ENG_NR + r], &row[i], 4);
+            if (n % 2 == 0)
+                check_bf16("pack_bf16", k->name, h[(i / 2 * ENG_NR + r) * 2 + i % 2], row[i]);
+        }
+    }
+    t_arena_reset();
+}
+
+START_TEST(pack)
+{
+    static const size_t counts[] = {0, 1, 5, 15, 16, 17, 31, 32};
+    t_rng rng = t_seed(4);
+    FOR_LEVELS(k)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++)
+        for (size_t i = 0; i < COUNT(counts); i++)
+            if (t >= ENG_Q8_0)
+                for (size_t j = 0; j < COUNT(block_lengths); j++)
+                    check_pack(k, t, &rng, counts[i], block_lengths[j]);
+            else
+                for (size_t j = 0; j < COUNT(any_lengths); j++)
+                    check_pack(k, t, &rng, counts[i], any_lengths[j]);
+}
+END_TEST
+
+START_TEST(to_bf16)
+{
+    static const float special[] = {0, -0.0f, INFINITY, -INFINITY, NAN, FLT_MAX, -FLT_MAX, FLT_MIN, 1e-40f, 1.00390625f, 1.01171875f};
+    t_rng rng = t_seed(5);
+    FOR_LEVELS(k)
+    for (size_t n = 0; n < 70; n++) {
+        float *x = t_floats(n);
+        uint16_t *out = t_alloc(2 * n);
+        for (size_t i = 0; i < n; i++)
+            x[i] = t_u64(&rng) % 2 ? special[t_u64(&rng) % COUNT(special)] : t_normal(&rng);
+        k->f32_to_bf16(x, out, n);
+        for (size_t i = 0; i < n; i++)
+            check_bf16("f32_to_bf16", k->name, out[i], x[i]);
+        t_arena_reset();
+    }
+}
+END_TEST
+
+/* A product of either kind over the same small problem: A [m][lda], B panel or [k][ldb]. */
+typedef struct {
+    const eng_kernels *k;
+    bool bf16;
+    const float *a, *b;
+    const uint16_t *a16, *b16;
+    size_t lda, ldb;
+} problem;
+
+static void multiply(const problem *p, float *c, size_t ldc, size_t row, size_t m, size_t n, size_t from, size_t to, bool accumulate)
+{
+    if (p->bf16)
+        p->k->gemm_bf16(c, ldc, p->a16 + row * p->lda + from, p->lda, p->b16 + from * ENG_NR, m, n, to - from, accumulate);
+    else
+        p->k->gemm_f32(c, ldc, p->a + row * p->lda + from, p->lda, p->b + from * p->ldb, p->ldb, m, n, to - from, accumulate);
+}
+
+static problem problem_new(const eng_kernels *k, bool bf16, t_rng *rng, size_t m, size_t n, size_t depth)
+{
+    problem p = {.k = k, .bf16 = bf16, .lda = depth + m % 3 * 2, .ldb = bf16 || m % 2 ? ENG_NR : n};
+    size_t na = m ? (m - 1) * p.lda + depth : 0, nb = depth ? (depth - 1) * p.ldb + (bf16 ? ENG_NR : n) : 0;
+    float *a = t_floats(na), *b = t_floats(nb);
+    uint16_t *a16 = t_alloc(2 * na), *b16 = t_alloc(2 * nb);
+    for (size_t i = 0; i < na; i++) {
+        a16[i] = eng_f32_to_bf16(t_normal(rng) * (i % 7 == 0 ? 1e4f : 1));
+        a[i] = bf16 ? eng_bf16_to_f32(a16[i]) : t_normal(rng) * (i % 7 == 0 ? 1e4f : 1);
+    }
+    for (size_t i = 0; i < nb; i++) {
+        b[i] = t_normal(rng);
+        if (bf16) { /* b [k][ENG_NR] holds what the panel [k/2][ENG_NR][2] does */
+            size_t at = (i / ENG_NR / 2 * ENG_NR + i % ENG_NR) * 2 + i / ENG_NR % 2;
+            b16[at] = eng_f32_to_bf16(b[i]);
+            b[i] = eng_bf16_to_f32(b16[at]);
+        }
+    }
+    p.a = a, p.b = b, p.a16 = a16, p.b16 = b16;
+    return p;
+}
+
+static void check_gemm(const eng_kernels *k, bool bf16, t_rng *rng, size_t m, size_t n, size_t depth)
+{
+    problem p = problem_new(k, bf16, rng, m, n, depth);
+    const size_t ldc = n + 3;
+    float *c = t_floats(m ? (m - 1) * ldc + n : 0), alone[ENG_NR];
+    for (size_t i = 0; m && i < (m - 1) * ldc + n; i++)
+        c[i] = 77;
+    multiply(&p, c, ldc, 0, m, n, 0, depth, false);
+    for (size_t i = 0; i < m; i++) {
+        for (size_t j = 0; j < n; j++) {
+            double want = 0, size = 0;
+            for (size_t l = 0; l < depth; l++) {
+                double v = (double)p.a[i * p.lda + l] * p.b[l * p.ldb + j];
+                want += v;
+                size += fabs(v);
+            }
+            t_near(bf16 ? "gemm_bf16" : "gemm_f32", k->name, c[i * ldc + j], want, ((double)depth + 2) * EPS * size + FLT_MIN);
+        }
+        for (size_t j = n; i + 1 < m && j < ldc; j++)
+            ck_assert_msg(c[i * ldc + j] == 77, "%s wrote between rows", k->name);
+        multiply(&p, alone, ENG_NR, i, 1, n, 0, depth, false);
+        t_same("a row alone", k->name, alone, c + i * ldc, n * 4);
+        multiply(&p, alone, ENG_NR, i, 1, 1, 0, depth, false);
+        t_same("an output alone", k->name, alone, c + i * ldc, 4);
+    }
+    if (depth >= 4 && m) { /* two halves of k, added up, are the whole */
+        float *d = t_floats((m - 1) * ldc + n);
+        size_t cut = depth / 4 * 2;
+        multiply(&p, d, ldc, 0, m, n, 0, cut, false);
+        multiply(&p, d, ldc, 0, m, n, cut, depth, true);
+        for (size_t i = 0; i < m; i++)
+            t_same("accumulate", k->name, d + i * ldc, c + i * ldc, n * 4);
+    }
+    t_arena_reset();
+}
+
+START_TEST(gemm)
+{
+    static const size_t heights[] = {0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 18, 25}, widths[] = {1, 7, 8, 9, 15, 16, 17, 31, 32};
+    static const size_t depths[] = {0, 1, 2, 3, 31, 64, 130};
+    t_rng rng = t_seed(6);
+    FOR_LEVELS(k)
+    for (size_t i = 0; i < COUNT(heights); i++)
+        for (size_t j = 0; j < COUNT(widths); j++)
+            for (size_t l = 0; l < COUNT(depths); l++) {
+                check_gemm(k, false, &rng, heights[i], widths[j], depths[l]);
+                if (k->gemm_bf16 && depths[l] % 2 == 0)
+                    check_gemm(k, true, &rng, heights[i], widths[j], depths[l]);
+            }
+}
+END_TEST
+
+int main(void)
+{
+    t_skip_lines();
+    Suite *s = suite_create("kernels");
+    TCase *t = tcase_create("products");
+    tcase_set_timeout(t, 0);
+    tcase_add_test(t, levels);
+    tcase_add_test(t, quantize);
+    tcase_add_test(t, gemv_q8);
+    tcase_add_test(t, gemv_f32);
+    tcase_add_test(t, pack);
+    tcase_add_test(t, to_bf16);
+    tcase_add_test(t, gemm);
+    suite_add_tcase(s, t);
+    return t_run(s);
+}
