@@ -1,0 +1,121 @@
+#include "distance.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+static void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t dim, uint32_t dim_pad)
+{
+    if (type == IDX_F32) {
+        memcpy(dst, src, (size_t)dim * 4);
+    } else {
+        for (uint32_t j = 0; j < dim; j++) {
+            uint16_t h;
+            memcpy(&h, src + 2 * (size_t)j, 2);
+            if (type == IDX_F16) {
+                dst[j] = idx_half_to_float(h);
+            } else {
+                uint32_t u = (uint32_t)h << 16;
+                memcpy(dst + j, &u, 4);
+            }
+        }
+    }
+    memset(dst + dim, 0, (size_t)(dim_pad - dim) * 4);
+}
+
+static void widen(float *dst, const idx_rows *rows, const uint32_t *ids, uint32_t first, uint32_t n)
+{
+    uint32_t dim_pad = idx_dim_pad(rows->dim);
+    for (uint32_t i = 0; i < n; i++)
+        widen_row(dst + (size_t)i * dim_pad, idx_row(rows, ids ? ids[i] : first + i), rows->type, rows->dim, dim_pad);
+}
+
+/* The 16 partial sums are what lets a compiler vectorise this for the baseline without reordering a float sum. */
+static float dot(const float *a, const float *b, uint32_t dim_pad)
+{
+    float acc[16] = {0};
+    for (uint32_t j = 0; j < dim_pad; j += 16)
+        for (uint32_t l = 0; l < 16; l++)
+            acc[l] += a[j + l] * b[j + l];
+    for (uint32_t w = 8; w; w /= 2)
+        for (uint32_t l = 0; l < w; l++)
+            acc[l] += acc[l + w];
+    return acc[0];
+}
+
+static void dots(const float *rows, const float *q, uint32_t nq, uint32_t dim_pad, float scale, float *out, size_t ld)
+{
+    for (uint32_t h = 0; h < nq; h++)
+        for (uint32_t r = 0; r < IDX_BLOCK; r++)
+            out[h * ld + r] = scale * dot(rows + (size_t)r * dim_pad, q + (size_t)h * dim_pad, dim_pad);
+}
+
+static float max_of(const float *x, uint32_t n, float init)
+{
+    for (uint32_t i = 0; i < n; i++)
+        init = x[i] > init ? x[i] : init;
+    return init;
+}
+
+static uint32_t filter(const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float thr, uint32_t *ret_ids,
+                       float *ret_scores)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float s = scores[i];
+        ret_ids[kept] = ids ? ids[i] : first + i;
+        ret_scores[kept] = s;
+        kept += s >= thr;
+    }
+    return kept;
+}
+
+static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *ret_gt, float *lt, uint32_t *ret_lt)
+{
+    uint32_t n_gt = 0, n_lt = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float s = x[i];
+        gt[n_gt] = s;
+        n_gt += s > pivot;
+        lt[n_lt] = s;
+        n_lt += s < pivot;
+    }
+    *ret_gt = n_gt;
+    *ret_lt = n_lt;
+}
+
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split};
+
+/* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
+static _Atomic(const idx_kernels *) current;
+
+idx_cpu idx_cpu_detect(void)
+{
+    /* libgcc asks xgetbv too, so a level the operating system doesn't save the registers of isn't reported. */
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+        return IDX_CPU_SCALAR;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        return IDX_CPU_AVX512;
+    return IDX_CPU_AVX2;
+}
+
+void idx_cpu_set(idx_cpu level)
+{
+    idx_cpu best = idx_cpu_detect();
+    if (level > best)
+        level = best;
+    const idx_kernels *k = level == IDX_CPU_AVX512 ? &idx_kernels_avx512 : level == IDX_CPU_AVX2 ? &idx_kernels_avx2 : &idx_kernels_scalar;
+    atomic_store(&current, k);
+}
+
+const idx_kernels *idx_kernels_get(void)
+{
+    const idx_kernels *k = atomic_load(&current);
+    if (!k) {
+        idx_cpu_set(IDX_CPU_AVX512);
+        k = atomic_load(&current);
+    }
+    return k;
+}

@@ -1,0 +1,125 @@
+/* Compiled with -mavx512bf16 among others, but the level promises no BF16: no such instruction may be used here. */
+#include "distance.h"
+
+#include <immintrin.h>
+
+static inline void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t dim, uint32_t dim_pad)
+{
+    for (uint32_t j = 0; j < dim_pad; j += 16) {
+        __mmask16 m = dim - j >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << (dim - j)) - 1);
+        __m512 v;
+        if (type == IDX_F32) {
+            v = _mm512_maskz_loadu_ps(m, src + 4 * (size_t)j);
+        } else {
+            __m256i h = _mm256_maskz_loadu_epi16(m, src + 2 * (size_t)j);
+            v = type == IDX_F16 ? _mm512_cvtph_ps(h) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+        }
+        _mm512_store_ps(dst + j, v);
+    }
+}
+
+static void widen(float *dst, const idx_rows *rows, const uint32_t *ids, uint32_t first, uint32_t n)
+{
+    uint32_t dim_pad = idx_dim_pad(rows->dim);
+    for (uint32_t i = 0; i < n; i++)
+        widen_row(dst + (size_t)i * dim_pad, idx_row(rows, ids ? ids[i] : first + i), rows->type, rows->dim, dim_pad);
+}
+
+static inline __m512 add_pairs_ps(__m512 a, __m512 b)
+{
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
+static inline __m512 add_pairs_pd(__m512 a, __m512 b)
+{
+    __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+
+static inline __m512 add_quarters(__m512 a, __m512 b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+/* Sums of 16 vectors, in lane order: a transposition that adds on the way. */
+static inline __m512 sum16(const __m512 *a)
+{
+    __m512 u[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        u[i] = add_pairs_pd(add_pairs_ps(a[4 * i], a[4 * i + 1]), add_pairs_ps(a[4 * i + 2], a[4 * i + 3]));
+    return add_quarters(add_quarters(u[0], u[1]), add_quarters(u[2], u[3]));
+}
+
+static void dots(const float *rows, const float *q, uint32_t nq, uint32_t dim_pad, float scale, float *out, size_t ld)
+{
+    for (uint32_t h = 0; h < nq; h++, q += dim_pad) {
+        __m512 acc[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            acc[i] = _mm512_setzero_ps();
+        for (uint32_t j = 0; j < dim_pad; j += 16) {
+            __m512 v = _mm512_load_ps(q + j);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++)
+                acc[i] = _mm512_fmadd_ps(_mm512_load_ps(rows + (size_t)i * dim_pad + j), v, acc[i]);
+        }
+        _mm512_storeu_ps(out + h * ld, _mm512_mul_ps(sum16(acc), _mm512_set1_ps(scale)));
+    }
+}
+
+static inline __mmask16 tail_mask(uint32_t left)
+{
+    return left >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1);
+}
+
+static float max_of(const float *x, uint32_t n, float init)
+{
+    __m512 m = _mm512_set1_ps(init);
+    for (uint32_t i = 0; i < n; i += 16) {
+        __mmask16 t = tail_mask(n - i);
+        m = _mm512_mask_max_ps(m, t, _mm512_maskz_loadu_ps(t, x + i), m); /* the second operand wins against NaN */
+    }
+    return _mm512_reduce_max_ps(m);
+}
+
+/* Compress to a register, then store whole vectors: the compressing store is microcode on Zen 4. */
+static uint32_t filter(const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float thr, uint32_t *ret_ids,
+                       float *ret_scores)
+{
+    uint32_t kept = 0;
+    __m512 t = _mm512_set1_ps(thr);
+    __m512i id = _mm512_add_epi32(_mm512_set1_epi32((int)first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    for (uint32_t i = 0; i < n; i += 16) {
+        __mmask16 in = tail_mask(n - i);
+        __m512 s = _mm512_maskz_loadu_ps(in, scores + i);
+        __mmask16 m = _mm512_mask_cmp_ps_mask(in, s, t, _CMP_GE_OQ);
+        if (m) {
+            __m512i v = ids ? _mm512_maskz_loadu_epi32(in, ids + i) : id;
+            _mm512_storeu_si512(ret_ids + kept, _mm512_maskz_compress_epi32(m, v));
+            _mm512_storeu_ps(ret_scores + kept, _mm512_maskz_compress_ps(m, s));
+            kept += (uint32_t)__builtin_popcount(m);
+        }
+        id = _mm512_add_epi32(id, _mm512_set1_epi32(16));
+    }
+    return kept;
+}
+
+static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *ret_gt, float *lt, uint32_t *ret_lt)
+{
+    uint32_t n_gt = 0, n_lt = 0;
+    __m512 p = _mm512_set1_ps(pivot);
+    for (uint32_t i = 0; i < n; i += 16) {
+        __mmask16 in = tail_mask(n - i);
+        __m512 s = _mm512_maskz_loadu_ps(in, x + i);
+        __mmask16 g = _mm512_mask_cmp_ps_mask(in, s, p, _CMP_GT_OQ), l = _mm512_mask_cmp_ps_mask(in, s, p, _CMP_LT_OQ);
+        _mm512_storeu_ps(gt + n_gt, _mm512_maskz_compress_ps(g, s));
+        _mm512_storeu_ps(lt + n_lt, _mm512_maskz_compress_ps(l, s));
+        n_gt += (uint32_t)__builtin_popcount(g);
+        n_lt += (uint32_t)__builtin_popcount(l);
+    }
+    *ret_gt = n_gt;
+    *ret_lt = n_lt;
+}
+
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split};

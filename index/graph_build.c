@@ -1,0 +1,189 @@
+/* The course of a graph build: phases in order, each cut into steps, so that it can stop at any deadline. */
+#include "graph_build.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static bool emit(idx_builder *b);
+
+/* share: of the build time, measured at 8K keys, for the progress bar. */
+static const struct {
+    bool (*step)(idx_builder *b);
+    float share;
+} phases[] = {
+    {idx_space_gram, .02f},
+    {idx_space_mean, .01f},
+    {idx_space_basis, .01f},
+    {idx_space_rows, .02f},
+    {idx_knn_search, .3f},
+    {idx_knn_pivots, .01f},
+    {idx_knn_entries, .02f},
+    {idx_link_project, .15f},
+    {idx_link_reverse, .01f},
+    {idx_link_connect, .25f},
+    {idx_link_merge, .19f},
+    {idx_link_reach, .01f},
+    {emit, .01f},
+};
+enum { N_PHASES = sizeof phases / sizeof phases[0] };
+
+idx_graph_params idx_graph_params_default(void)
+{
+    return (idx_graph_params){.knn = 100, .degree = 16, .beam = 32, .pivots = 8, .entries = 32};
+}
+
+static bool params_fit(const idx_rows *keys, const idx_queries *train, const idx_graph_params *p)
+{
+    if (!keys->n || keys->n > IDX_MAX_ROWS || !keys->dim || keys->dim > IDX_MAX_DIM || keys->type > IDX_BF16 ||
+        (keys->n > 1 && keys->stride < keys->dim * idx_type_size(keys->type)))
+        return false;
+    if (train->m && (!train->group || train->group > IDX_MAX_GROUP || train->m > IDX_MAX_ROWS / train->group))
+        return false;
+    return p->knn && p->knn <= IDX_MAX_GATHER && p->degree && p->degree <= IDX_MAX_CANDIDATES / 2 && p->beam && p->beam <= IDX_MAX_BEAM &&
+           p->pivots && p->pivots <= p->knn && p->entries && p->entries <= IDX_MAX_ENTRIES;
+}
+
+static int scratch_new(idx_builder *b)
+{
+    size_t heads = b->train.m ? b->train.group : 1, cap = idx_top_cap(IDX_MAX_GATHER);
+    b->q = idx_alloc(heads * b->dim_pad, 4);
+    b->rows = idx_alloc((size_t)IDX_BLOCK * b->dim_pad, 4);
+    b->scores = idx_alloc(heads * IDX_TILE, 4);
+    b->tmp = idx_alloc(2 * cap, 4);
+    if (!b->q || !b->rows || !b->scores || !b->tmp)
+        return -ENOMEM;
+    memset(b->rows, 0, (size_t)IDX_BLOCK * b->dim_pad * 4);
+    return 0;
+}
+
+int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret)
+{
+    if (!params_fit(keys, train, params))
+        return -EINVAL;
+    idx_builder *b = calloc(1, sizeof *b);
+    if (!b)
+        return -ENOMEM;
+    b->keys = *keys;
+    b->train = *train;
+    b->params = *params;
+    b->k = idx_kernels_get();
+    b->dim_pad = idx_dim_pad(keys->dim);
+    b->n_queries = train->m ? train->m * train->group : 0;
+    b->generation = 1; /* the marks of idx_knn_entries() */
+    int r = scratch_new(b);
+    if (!r)
+        r = idx_space_new(b);
+    if (!r)
+        r = idx_knn_new(b);
+    if (!r)
+        r = idx_link_new(b);
+    if (r < 0) {
+        idx_builder_free(b);
+        return r;
+    }
+    *ret = b;
+    return 0;
+}
+
+void idx_builder_free(idx_builder *b)
+{
+    if (!b)
+        return;
+    void *parts[] = {b->gram,         b->mean,          b->basis,      b->space,     b->half,        b->hits.ids,     b->hits.count,
+                     b->pivots.first, b->pivots.ids,    b->tops,       b->top_ids,   b->top_scores,  b->entries,      b->out.ids,
+                     b->out.count,    b->near.ids,      b->near.count, b->links.ids, b->links.count, b->out_in.first, b->out_in.ids,
+                     b->near_in.ids,  b->near_in.count, b->stamp,      b->queue,     b->q,           b->rows,         b->scores,
+                     b->tmp,          b->cand,          b->cand_score, b->cand_rows};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        free(parts[i]);
+    idx_free(b->result);
+    free(b);
+}
+
+/* Lays the graph out as an arena. */
+static bool emit(idx_builder *b)
+{
+    uint32_t n = b->keys.n;
+    uint64_t n_links = 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_links += b->links.count[i];
+    size_t bytes = idx_arena_bytes(n, b->n_entries, n_links);
+    uint8_t *arena = bytes ? idx_alloc(bytes, 1) : NULL;
+    idx_index *ix = malloc(sizeof *ix);
+    if (!arena || !ix) {
+        free(arena);
+        free(ix);
+        b->error = -ENOMEM;
+        return true;
+    }
+    idx_header h = {.magic = IDX_MAGIC,
+                    .version = IDX_VERSION,
+                    .kind = IDX_GRAPH,
+                    .n = n,
+                    .dim = b->keys.dim,
+                    .max_degree = b->links.stride,
+                    .n_entries = b->n_entries,
+                    .effort = 2,
+                    .n_links = n_links,
+                    .bytes = bytes};
+    memcpy(arena, &h, sizeof h);
+    uint32_t *entries = (uint32_t *)(void *)(arena + sizeof h), *first = entries + b->n_entries, *links = first + n + 1;
+    memcpy(entries, b->entries, (size_t)b->n_entries * 4);
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        first[i] = at;
+        memcpy(links + at, b->links.ids + (size_t)i * b->links.stride, (size_t)b->links.count[i] * 4);
+        at += b->links.count[i];
+    }
+    first[n] = at;
+    idx_index_bind(ix, arena, bytes);
+    b->result = ix;
+    return true;
+}
+
+static bool past(uint64_t deadline_ns)
+{
+    struct timespec t;
+    if (!deadline_ns)
+        return false;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec >= deadline_ns;
+}
+
+int idx_builder_step(idx_builder *b, uint64_t deadline_ns)
+{
+    while (b->phase < N_PHASES && !b->error) {
+        if (phases[b->phase].step(b)) {
+            b->phase++;
+            b->at = 0;
+            b->sub = 0;
+        }
+        if (b->phase < N_PHASES && past(deadline_ns))
+            return b->error ? b->error : 1;
+    }
+    return b->error;
+}
+
+float idx_builder_progress(const idx_builder *b)
+{
+    float done = 0;
+    for (int i = 0; i < b->phase; i++)
+        done += phases[i].share;
+    if (b->phase < N_PHASES) {
+        uint32_t total = phases[b->phase].step == idx_knn_search ? b->train.m : b->keys.n;
+        float part = total ? (float)b->at / (float)total : 0;
+        done += phases[b->phase].share * (part < 1 ? part : 1);
+    }
+    return done < 1 ? done : 1;
+}
+
+int idx_builder_finish(idx_builder *b, idx_index **ret)
+{
+    if (b->error || !b->result)
+        return b->error ? b->error : -EINVAL;
+    *ret = b->result;
+    b->result = NULL;
+    return 0;
+}

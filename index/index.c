@@ -1,0 +1,127 @@
+/* The parts of the interface that belong to no kind: memory, scratch, the way into a search. */
+#include "private.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *idx_alloc(size_t n, size_t size)
+{
+    size_t bytes = (n * size + IDX_ALIGN - 1) / IDX_ALIGN * IDX_ALIGN;
+    return aligned_alloc(IDX_ALIGN, bytes ? bytes : IDX_ALIGN);
+}
+
+void idx_free(idx_index *ix)
+{
+    if (!ix)
+        return;
+    free(ix->arena);
+    free(ix);
+}
+
+const void *idx_arena(const idx_index *ix, size_t *ret_bytes)
+{
+    *ret_bytes = ix->bytes;
+    return ix->arena;
+}
+
+idx_kind idx_kind_of(const idx_index *ix)
+{
+    return (idx_kind)ix->header->kind;
+}
+
+int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32_t max_k, idx_scratch **ret)
+{
+    if (!max_dim || max_dim > IDX_MAX_DIM || !max_group || max_group > IDX_MAX_GROUP)
+        return -EINVAL;
+    idx_scratch *s = calloc(1, sizeof *s);
+    if (!s)
+        return -ENOMEM;
+    double keep = (double)max_k * IDX_MAX_EFFORT + IDX_MIN_KEEP;
+    s->max_n = max_n;
+    s->max_dim = max_dim;
+    s->max_group = max_group;
+    s->max_k = max_k < max_n ? max_k : max_n;
+    s->max_keep = keep < max_n ? (uint32_t)keep : max_n;
+    size_t dim_pad = idx_dim_pad(max_dim), cap = idx_top_cap(s->max_keep);
+    s->q = idx_alloc(max_group * dim_pad, sizeof *s->q);
+    s->rows = idx_alloc(IDX_BLOCK * dim_pad, sizeof *s->rows);
+    s->scores = idx_alloc((size_t)max_group * IDX_TILE, sizeof *s->scores);
+    s->tmp = idx_alloc(2 * cap, sizeof *s->tmp);
+    s->tops = calloc(max_group, sizeof *s->tops);
+    s->top_ids = idx_alloc(max_group * cap, sizeof *s->top_ids);
+    s->top_scores = idx_alloc(max_group * cap, sizeof *s->top_scores);
+    s->hits = calloc(max_group, sizeof *s->hits);
+    s->stamp = calloc((size_t)max_n + 1, sizeof *s->stamp);
+    s->frontier = idx_alloc(max_n, sizeof *s->frontier);
+    s->heads = calloc(max_group, sizeof *s->heads);
+    if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->stamp || !s->frontier ||
+        !s->heads) {
+        idx_scratch_free(s);
+        return -ENOMEM;
+    }
+    memset(s->rows, 0, IDX_BLOCK * dim_pad * sizeof *s->rows);
+    for (uint32_t h = 0; h < max_group; h++) {
+        s->tops[h].ids = s->top_ids + h * cap;
+        s->tops[h].scores = s->top_scores + h * cap;
+    }
+    *ret = s;
+    return 0;
+}
+
+void idx_scratch_free(idx_scratch *s)
+{
+    if (!s)
+        return;
+    free(s->q);
+    free(s->rows);
+    free(s->scores);
+    free(s->tmp);
+    free(s->tops);
+    free(s->top_ids);
+    free(s->top_scores);
+    free(s->hits);
+    free(s->stamp);
+    free(s->frontier);
+    free(s->heads);
+    free(s);
+}
+
+static bool query_fits(const idx_index *ix, const idx_rows *keys, const idx_query *q, const idx_scratch *s)
+{
+    if (!q->group || q->group > s->max_group || !keys->dim || keys->dim > s->max_dim)
+        return false;
+    if (q->lo > q->hi || q->hi > keys->n || (q->hi - q->lo > s->max_k && q->budget.top_k > s->max_k))
+        return false;
+    return !ix || (ix->header->n == keys->n && ix->header->dim == keys->dim && keys->n <= s->max_n);
+}
+
+int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits, uint32_t *ret_visited)
+{
+    if (!query_fits(ix, keys, q, s))
+        return -EINVAL;
+    uint32_t span = q->hi - q->lo, top_k = q->budget.top_k < span ? q->budget.top_k : span, visited = 0;
+    float beta = q->budget.beta > 0 ? q->budget.beta : INFINITY;
+    idx_pad_queries(s->q, q->q, q->group, keys->dim);
+    for (uint32_t h = 0; h < q->group; h++)
+        idx_top_reset(&s->tops[h], top_k, beta, q->floor && beta < INFINITY ? q->floor[h] : -INFINITY);
+
+    /* Where everything is wanted no graph can help. */
+    if (top_k)
+        visited = ix && top_k < span ? idx_graph_search(ix, keys, q, s) : idx_flat_search(keys, q, s);
+    const idx_kernels *k = idx_kernels_get();
+    for (uint32_t h = 0; h < q->group; h++) {
+        idx_top *t = &s->tops[h];
+        t->keep = top_k;
+        t->beta = beta;
+        if (q->floor && beta < INFINITY && q->floor[h] > t->best)
+            t->best = q->floor[h];
+        idx_top_finish(k, t, s->tmp);
+        s->hits[h] = (idx_hits){t->ids, t->scores, t->n};
+    }
+    *ret_hits = s->hits;
+    if (ret_visited)
+        *ret_visited = visited;
+    return 0;
+}

@@ -1,0 +1,82 @@
+/* The builder's state, shared by the files that do its phases. Every phase function does one bounded piece of work, a fraction of a
+ * millisecond, and returns true once its phase is complete; `at` and `sub` are its cursors. */
+#ifndef IDX_GRAPH_BUILD_H
+#define IDX_GRAPH_BUILD_H
+
+#include "private.h"
+
+/* Candidates a node's links are chosen from; a longer list is cut to its nearest ones. */
+enum { IDX_MAX_GATHER = 4096, IDX_MAX_CANDIDATES = 256, IDX_MAX_BEAM = 256, IDX_SPARE_LINKS = 4 };
+
+/* Lists of node numbers with a common stride. */
+typedef struct {
+    uint32_t *ids, *count; /* [n][stride], [n] */
+    uint32_t stride;
+} idx_lists;
+
+/* Lists of differing length, one after another. */
+typedef struct {
+    uint32_t *first, *ids; /* [n + 1], [first[n]] */
+} idx_runs;
+
+struct idx_builder {
+    idx_rows keys;
+    idx_queries train;
+    idx_graph_params params;
+    const idx_kernels *k;
+    uint32_t dim_pad, n_queries; /* train.m * train.group */
+    int phase, error;
+    uint64_t at;
+    uint32_t sub;
+
+    /* graph_space.c: the space links are chosen in */
+    double *gram, *mean; /* [dim][dim], [dim] */
+    float *basis;        /* [dim][dim_pad] */
+    float *space;        /* [n + 16][dim_pad] */
+    float *half;         /* [n]: half the squared norm of each row of space */
+
+    /* graph_knn.c */
+    idx_lists hits;  /* per query: the best `knn` keys, the best `pivots` of them first */
+    idx_runs pivots; /* per key: the queries it is a pivot of */
+    idx_top *tops;   /* [group] */
+    uint32_t *top_ids;
+    float *top_scores;
+    uint32_t *entries, n_entries;
+
+    /* graph_link.c */
+    idx_lists out, near, links;  /* projection; connectivity pass; final */
+    idx_runs out_in;             /* reverse links of out */
+    idx_lists near_in;           /* and of near, as many as fit */
+    uint32_t *stamp, generation; /* [n] */
+    uint32_t *queue, n_queue;    /* [n] */
+    uint32_t n_reached;
+
+    /* scratch */
+    float *q, *rows, *scores, *tmp;
+    uint32_t *cand, n_cand;        /* [IDX_MAX_GATHER + 16] */
+    float *cand_score, *cand_rows; /* [IDX_MAX_GATHER + 16]; [IDX_MAX_CANDIDATES + 16][dim_pad] */
+    idx_index *result;
+};
+
+/* graph_space.c */
+int idx_space_new(idx_builder *b);
+bool idx_space_gram(idx_builder *b);
+bool idx_space_mean(idx_builder *b);
+bool idx_space_basis(idx_builder *b);
+bool idx_space_rows(idx_builder *b);
+
+/* graph_knn.c */
+int idx_knn_new(idx_builder *b);
+bool idx_knn_search(idx_builder *b);
+bool idx_knn_pivots(idx_builder *b);
+bool idx_knn_entries(idx_builder *b);
+
+/* graph_link.c */
+int idx_link_new(idx_builder *b);
+bool idx_link_project(idx_builder *b);
+bool idx_link_reverse(idx_builder *b);
+bool idx_link_connect(idx_builder *b);
+bool idx_link_merge(idx_builder *b);
+bool idx_link_reach(idx_builder *b);
+
+#endif
