@@ -55,11 +55,11 @@ typedef struct {
 /* ---- build ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t knn;     /* exact nearest keys kept per training query (N_q) */
-    uint32_t degree;  /* links kept after pruning (M); reverse links may double it */
-    uint32_t beam;    /* beam of the connectivity pass (L) */
-    uint32_t pivots;  /* top keys of a query that collect its other hits as candidates */
-    uint32_t entries; /* entry points */
+    uint32_t knn;      /* exact nearest keys kept per training query (N_q) */
+    uint32_t degree;   /* links kept after pruning (M); reverse links may double it */
+    uint32_t beam;     /* beam of the connectivity pass (L) */
+    uint32_t pivots;   /* top keys of a query that collect its other hits as candidates */
+    uint32_t entries;  /* entry points */
 } idx_graph_params;
 
 idx_graph_params idx_graph_params_default(void);
@@ -106,11 +106,11 @@ typedef struct {
 } idx_budget;
 
 typedef struct {
-    const float *q;        /* [group][dim] */
-    const float *floor;    /* [group] best score each head has already found elsewhere (the window), or NULL */
-    const uint32_t *seeds; /* rows where hits are likely (last step's), may be NULL; out-of-range ones are ignored */
+    const float *q;         /* [group][dim] */
+    const float *floor;     /* [group] best score each head has already found elsewhere (the window), or NULL */
+    const uint32_t *seeds;  /* rows where hits are likely (last step's), may be NULL; out-of-range ones are ignored */
     uint32_t n_seeds, group;
-    uint32_t lo, hi; /* only rows [lo, hi) exist for this search */
+    uint32_t lo, hi;        /* only rows [lo, hi) exist for this search */
     float scale;
     idx_budget budget;
 } idx_query;
@@ -129,7 +129,8 @@ void idx_scratch_free(idx_scratch *s);
 
 /* Searches keys with `ix` (NULL: flat scan). *ret_hits is [group], owned by the scratch, valid until its next search.
  * *ret_visited (may be NULL) is the number of keys whose score was computed. -EINVAL when the query exceeds the scratch. */
-int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits, uint32_t *ret_visited);
+int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits,
+               uint32_t *ret_visited);
 
 /* Reorders (ids, scores) so that the k largest scores stand first, and returns min(k, n). Ties go to the smaller id. */
 uint32_t idx_select(uint32_t *ids, float *scores, uint32_t n, uint32_t k);
