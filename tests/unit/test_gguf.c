@@ -64,6 +64,7 @@ static uint8_t *sample(uint32_t version, size_t *ret_n)
     w_key_array(&w, "i32s", W_I32, 2, (int32_t[]){-5, 6}, 8);
     w_key_array(&w, "u16s", W_U16, 2, (uint16_t[]){65535, 1}, 4);
     w_key_array(&w, "u32s", W_U32, 2, (uint32_t[]){1, 3000000000u}, 8);
+    w_key_array(&w, "u64s", W_U64, 1, (uint64_t[]){UINT64_MAX}, 8);
     w_key_array(&w, "f32s", W_F32, 2, (float[]){-1, 2}, 8);
     w_key_array(&w, "f64s", W_F64, 1, (double[]){0.5}, 8);
     w_key_array(&w, "nans", W_F32, 1, (float[]){NAN}, 4);
@@ -154,6 +155,7 @@ START_TEST(test_arrays)
     k = 99;
     i = NULL;
     ck_assert_int_eq(eng_gguf_i32_array(g, "u32s", &i, &k), -EINVAL); /* 3e9 does not fit */
+    ck_assert_int_eq(eng_gguf_i32_array(g, "u64s", &i, &k), -EINVAL); /* nor is it -1 */
     ck_assert_int_eq(eng_gguf_i32_array(g, "strings", &i, &k), -EINVAL);
     ck_assert_int_eq(eng_gguf_i32_array(g, "i32", &i, &k), -EINVAL);
     ck_assert_int_eq(eng_gguf_i32_array(g, "absent", &i, &k), -ENOENT);

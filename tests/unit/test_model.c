@@ -370,10 +370,66 @@ START_TEST(test_tensors_refused)
 }
 END_TEST
 
+static void whole(const eng_model *m, eng_weight w, uint64_t rows, uint64_t cols)
+{
+    ck_assert(w.rows == rows && w.cols == cols && w.row_bytes == row_bytes(eng_types[w.type].file_id, cols));
+    ck_assert_uint_le((uint64_t)w.row_bytes * w.rows, eng_gguf_size(m->file));
+}
+
+/* Bytes of the header, metadata and tensor table changed at random: refused with a sentence, or every weight has the shape that the
+ * hyper-parameters say and lies in the file. */
+START_TEST(test_mutations)
+{
+    size_t n, opened = 0;
+    w_gguf w = llama((plan){.matrix_type = 8});
+    uint32_t table_end = (uint32_t)(24 + w.keys.n + w.table.n);
+    uint8_t *b = w_finish(&w, &n), *changed = malloc(n);
+    char path[64];
+    t_rng r = t_seed(2);
+    for (int round = 0; round < 5000; round++) {
+        memcpy(changed, b, n);
+        for (uint64_t k = t_u64(&r) % 2 + 1; k; k--) {
+            uint8_t *at = &changed[t_u64(&r) % table_end];
+            *at = t_u64(&r) & 1 ? (uint8_t)t_u64(&r) : (uint8_t)(*at ^ 1 << t_u64(&r) % 8);
+        }
+        int fd = w_file(changed, n, path);
+        eng_model *m = NULL;
+        err[0] = 0;
+        int rc = eng_model_open(path, &m, err, sizeof err);
+        close(fd);
+        ck_assert(rc ? !m && err[0] : m != NULL);
+        if (rc)
+            continue;
+        opened++;
+        uint64_t q = (uint64_t)m->n_head * m->head_dim, kv = (uint64_t)m->n_head_kv * m->head_dim;
+        ck_assert(m->n_layer == LAYERS && m->n_head % m->n_head_kv == 0 && m->rope_dim <= m->head_dim && m->rms_eps > 0);
+        whole(m, m->tok_embd, m->n_vocab, m->n_embd);
+        whole(m, m->output, m->n_vocab, m->n_embd);
+        for (uint32_t i = 0; i < m->n_layer; i++) {
+            const eng_layer *l = &m->layers[i];
+            whole(m, l->wq, q, m->n_embd);
+            whole(m, l->wk, kv, m->n_embd);
+            whole(m, l->wv, kv, m->n_embd);
+            whole(m, l->wo, m->n_embd, q);
+            whole(m, l->w_gate, m->n_ff, m->n_embd);
+            whole(m, l->w_up, m->n_ff, m->n_embd);
+            whole(m, l->w_down, m->n_embd, m->n_ff);
+            for (uint32_t k = 0; k < m->n_embd; k++)
+                ck_assert(isfinite(l->attn_norm[k]) && isfinite(l->ffn_norm[k]) && isfinite(m->output_norm[k]));
+        }
+        eng_model_close(m);
+    }
+    ck_assert_uint_gt(opened, 20);
+    free(changed);
+    free(b);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("model");
     TCase *c = tcase_create("model");
+    tcase_set_timeout(c, 0);
     tcase_add_test(c, test_tiny_f32);
     tcase_add_test(c, test_tiny_q8_0);
     tcase_add_test(c, test_smollm2);
@@ -384,6 +440,7 @@ int main(void)
     tcase_add_test(c, test_missing);
     tcase_add_test(c, test_keys_refused);
     tcase_add_test(c, test_tensors_refused);
+    tcase_add_test(c, test_mutations);
     suite_add_tcase(s, c);
     return t_run(s);
 }
