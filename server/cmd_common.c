@@ -131,7 +131,7 @@ int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret)
     char err[512] = "unknown reason";
     params->log = log_warning;
     int rc = eng_open(s->model, params, ret, err, sizeof err);
-    return rc < 0 ? srv_fail("%s", err) : 0;
+    return rc < 0 ? srv_fail("%s: %s", s->model, err) : 0;
 }
 
 int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret)

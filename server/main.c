@@ -69,17 +69,16 @@ static const command *find_command(int argc, char **argv, int *ret_words)
             names[n++] = c->name;
         }
     }
+    if (parent && (!*sub || *sub == '-'))
+        fprintf(stderr, "retrievald: %s what?", parent);
+    else
+        fprintf(stderr, "retrievald: unknown command '%s%s%.64s'", parent ? parent : "", parent ? " " : "", parent ? sub : word);
     const char *near = cfg_nearest(parent ? sub : word, names, n);
-    fprintf(stderr, "retrievald: unknown command '%s%s%.64s'", parent ? parent : "", parent ? " " : "", parent ? sub : word);
     if (near)
-        fprintf(stderr, "; did you mean '%s%s%s'?\n", parent ? parent : "", parent ? " " : "", near);
-    else if (parent) {
-        fputs("; known:", stderr);
-        for (size_t i = 0; i < n; i++)
-            fprintf(stderr, " '%s %s'", parent, names[i]);
-        fputc('\n', stderr);
-    } else
-        fputs("; see retrievald --help\n", stderr);
+        fprintf(stderr, "; did you mean '%s%s%s'?", parent ? parent : "", parent ? " " : "", near);
+    for (size_t i = 0; i < n && parent && !near; i++)
+        fprintf(stderr, "%s'%s %s'", i ? ", " : " There is ", parent, names[i]);
+    fputs(parent || near ? "\n" : "; see retrievald --help\n", stderr);
     return NULL;
 }
 

@@ -1,0 +1,101 @@
+#!/bin/sh
+# Installs what the tests need, builds, and runs them all: the C suites in a release build (build/) and again under the address and undefined behaviour
+# sanitizers (build-asan/), the Python tests, and the quickstart. The last line is "N passed, N failed"; exits 0 only if all ran and nothing failed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+root=$(pwd -P)
+passed=0
+failed=0
+
+heading() {
+    printf '\n==== %s\n' "$*"
+}
+
+# A step that could not run counts as a failure.
+broken() {
+    echo "FAILED: $*"
+    failed=$((failed + 1))
+}
+
+finish() {
+    heading result
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+# Adds up what tests/count.py finds in a report; $1 report, $2 name of the step, $3 exit status of the runner.
+count() {
+    if [ ! -s "$1" ] || ! counts=$(python3 tests/count.py "$1"); then
+        broken "$2 did not run"
+        return
+    fi
+    printf '%s\n' "$counts" | sed '$d'
+    last=$(printf '%s\n' "$counts" | tail -n 1)
+    passed=$((passed + ${last% *}))
+    failed=$((failed + ${last#* }))
+    echo "$2: ${last% *} passed, ${last#* } failed"
+    if [ "${last% *}" -eq 0 ] && [ "${last#* }" -eq 0 ]; then
+        broken "$2 ran no test"
+    elif [ "$3" -ne 0 ] && [ "${last#* }" -eq 0 ]; then
+        broken "$2 ended with status $3"
+    fi
+}
+
+# Sets up a build folder, or looks again at the sources if it is there, and builds it. $1 folder, the rest meson's options.
+build() {
+    dir=$1
+    shift
+    heading "build in $dir/"
+    [ ! -f "$dir/build.ninja" ] || set -- --reconfigure "$@"
+    meson setup "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; rm -f "$dir.log"; return 1; }
+    rm -f "$dir.log"
+    ninja -C "$dir" --quiet
+}
+
+suites() {
+    dir=$1
+    shift
+    for suite in "$@"; do
+        heading "$suite tests in $dir/"
+        rm -f "$dir/meson-logs/testlog.json"
+        meson test -C "$dir" --no-rebuild --print-errorlogs --suite "$suite"
+        count "$dir/meson-logs/testlog.json" "$suite ($dir)" $?
+    done
+}
+
+heading packages
+sh deploy/install_packages.sh check libsubunit-dev python3-venv || { broken "packages cannot be installed"; finish; }
+
+heading "demo model"
+RETRIEVALD_SMOLLM2=$(sh deploy/fetch_model.sh) || { broken "the model cannot be fetched"; finish; }
+export RETRIEVALD_SMOLLM2
+
+build build || { broken "the release build"; finish; }
+build build-asan -Db_sanitize=address,undefined -Dbuildtype=debugoptimized || broken "the sanitizer build"
+
+suites build unit kernel golden index
+if [ -f build-asan/build.ninja ]; then
+    export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+    suites build-asan unit kernel golden index
+    unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+heading "Python tests"
+if python3 -m venv build/venv && build/venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt; then
+    rm -f build/pytest.xml
+    RETRIEVALD=$root/build/server/retrievald build/venv/bin/python -m pytest -q -p no:cacheprovider --junitxml=build/pytest.xml tests
+    count build/pytest.xml "Python tests" $?
+else
+    broken "the Python tests' packages cannot be installed"
+fi
+
+heading quickstart
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+if sh deploy/quickstart.sh --check --port "$port"; then
+    passed=$((passed + 1))
+else
+    broken "deploy/quickstart.sh --check"
+fi
+
+finish
