@@ -38,7 +38,7 @@ enum { CONTROL_FD = 3, OP_COMPILE = 1, OP_RENDER = 2, MAX_FILTER = 16384 };
 enum {
     READY_MS = 30000, /* python's start and imports */
     ACK_MS = 10000,   /* a fork */
-    CPU_S = 5,
+    CPU_S = 3,
     CPU_BYTES_PER_S = 4 << 20,
     MEMORY = 256 << 20,
     MEMORY_PER_BYTE = 48,
@@ -616,13 +616,19 @@ int srv_template_render(srv_template *t, const char *json, size_t len, char **re
 
 size_t srv_template_unguard(char *text, size_t len)
 {
-    char *to = text, *end = text + len;
-    for (const char *from = text; from < end;) {
-        const char *at = memmem(from, (size_t)(end - from), GUARD, GUARD_LEN);
-        size_t n = (size_t)((at ? at : end) - from);
+    char *to = text;
+    const char *from = text, *end = text + len;
+    while (from < end) {
+        size_t left = (size_t)(end - from);
+        if (left >= GUARD_LEN && !memcmp(from, GUARD, GUARD_LEN)) {
+            from += GUARD_LEN;
+            continue;
+        }
+        const char *next = memchr(from + 1, GUARD[0], left - 1);
+        size_t n = next ? (size_t)(next - from) : left;
         memmove(to, from, n);
         to += n;
-        from += n + (at ? GUARD_LEN : 0);
+        from += n;
     }
     return (size_t)(to - text);
 }
