@@ -96,7 +96,8 @@ static int begin(slot *s)
     uint32_t layer = s->graph / shape->n_head_kv, head = s->graph % shape->n_head_kv;
     idx_rows keys = {eng_segment_k(seg, layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
     idx_queries train = {eng_segment_query(seg, layer, head, 0), seg->query_row, seg->m, shape->group};
-    return idx_builder_new(&keys, &train, NULL, &s->builder);
+    idx_graph_params params = idx_graph_params_default();
+    return idx_builder_new(&keys, &train, &params, &s->builder);
 }
 
 /* Gives free slots the next graphs, oldest segment first. A segment that nobody but this queue still wants is dropped. */

@@ -1,0 +1,143 @@
+/* SmolLM2's teacher-forced log-probabilities against the oracle, with the tolerances of tests/golden/README.md, "logits/". */
+#include "support.h"
+#include "teacher.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const cases[] = {"short", "code", "chat", "multilingual", "stdlib", "kjv"};
+enum { N_CASES = 6 };
+
+typedef struct {
+    size_t n;
+    int32_t *ids;
+    double *next;                   /* oracle's log p(ids[i + 1] | ids[..i]) */
+    int32_t top;
+    double gap;                     /* between the oracle's best two after the last token */
+    double mean_diff, kl_max, perplexity;
+    t_npy last;                     /* oracle's last logits; data NULL: not there */
+} golden;
+
+static golden load(const char *name)
+{
+    char path[128];
+    snprintf(path, sizeof path, "golden/logits/smollm2/%s.json", name);
+    char *text = t_read(t_path(path), NULL);
+    cJSON *j = cJSON_Parse(text), *ids = cJSON_GetObjectItem(j, "ids"), *oracle = cJSON_GetObjectItem(j, "oracle");
+    cJSON *next = cJSON_GetObjectItem(oracle, "next_logprob"), *top = cJSON_GetObjectItem(oracle, "top64"), *spread = cJSON_GetObjectItem(j, "spread"), *it;
+    golden g = {.n = (size_t)cJSON_GetArraySize(ids)};
+    ck_assert_int_eq(cJSON_GetArraySize(next), (int)g.n - 1);
+    g.ids = malloc(g.n * sizeof *g.ids);
+    g.next = malloc(g.n * sizeof *g.next);
+    size_t i = 0;
+    cJSON_ArrayForEach(it, ids) g.ids[i++] = it->valueint;
+    i = 0;
+    cJSON_ArrayForEach(it, next) g.next[i++] = it->valuedouble;
+    cJSON *first = cJSON_GetArrayItem(top, 0), *second = cJSON_GetArrayItem(top, 1);
+    g.top = cJSON_GetArrayItem(first, 0)->valueint;
+    g.gap = cJSON_GetArrayItem(first, 1)->valuedouble - cJSON_GetArrayItem(second, 1)->valuedouble;
+    g.mean_diff = cJSON_GetObjectItem(spread, "next_logprob_mean_diff")->valuedouble;
+    g.kl_max = cJSON_GetObjectItem(spread, "kl_max")->valuedouble;
+    g.perplexity = cJSON_GetObjectItem(spread, "perplexity_oracle")->valuedouble;
+    cJSON *npy = cJSON_GetObjectItem(j, "last_logits_npy");
+    if (npy) {
+        snprintf(path, sizeof path, "golden/logits/smollm2/%s", cJSON_GetObjectItem(npy, "oracle")->valuestring);
+        g.last = t_npy_load(t_path(path));
+    }
+    cJSON_Delete(j);
+    free(text);
+    return g;
+}
+
+static void unload(golden *g)
+{
+    free(g->ids);
+    free(g->next);
+    t_npy_free(&g->last);
+}
+
+/* Compares rows from - 1 .. n - 1. f32: the tolerances for float32 activations, else those for 8-bit ones. */
+static void compare(const char *what, const char *name, const golden *g, const float *logits, size_t n_vocab, size_t from, bool f32)
+{
+    double sum = 0, max = 0, nll = 0, nll_oracle = 0;
+    size_t count = 0;
+    for (size_t i = from - 1; i + 1 < g->n; i++, count++) {
+        double p = t_logprob(logits + i * n_vocab, n_vocab, g->ids[i + 1]), d = fabs(p - g->next[i]);
+        sum += d;
+        max = fmax(max, isfinite(p) ? d : INFINITY);
+        nll -= p;
+        nll_oracle -= g->next[i];
+    }
+    const float *last = logits + (g->n - 1) * n_vocab;
+    double kl = g->last.data ? t_kl(g->last.data, last, n_vocab) : 0;
+    double ratio = exp((nll - nll_oracle) / (double)count);
+    printf("%s %s: |next logprob - oracle| mean %.5f max %.5f, last KL %.2g, perplexity ratio %.4f\n", what, name, sum / (double)count, max, kl, ratio);
+    if (f32) {
+        ck_assert_double_le(max, 0.002);
+        ck_assert_double_le(kl, 1e-6);
+    } else {
+        ck_assert_double_le(sum / (double)count, 2 * g->mean_diff);
+        ck_assert_double_le(kl, 2 * g->kl_max);
+        if (g->n >= 100) /* the README's 2% are measured over long cases */
+            ck_assert_double_le(fabs(ratio - 1), 0.02);
+    }
+    if (g->gap > (f32 ? 0.01 : 1.0))
+        ck_assert_int_eq(t_argmax(last, n_vocab), g->top);
+}
+
+static void run(bool f32, size_t longest)
+{
+    const char *model = t_smollm2();
+    if (!model) {
+        printf("SKIP: RETRIEVALD_SMOLLM2 does not name the model\n");
+        return;
+    }
+    eng_params p = eng_params_default();
+    p.f32_activations = f32;
+    if (f32)
+        p.type_k = p.type_v = ENG_KV_F32;
+    eng_engine *e = t_open(model, &p);
+    size_t n_vocab = eng_info_get(e)->n_vocab;
+    eng_attention full = eng_attention_default();
+    full.mode = ENG_ATTN_FULL;
+    for (int c = 0; c < N_CASES; c++) {
+        golden g = load(cases[c]);
+        if (g.n <= longest) {
+            float *logits = malloc(g.n * n_vocab * sizeof *logits);
+            ck_assert_ptr_nonnull(logits);
+            t_prefill_logits(e, g.ids, g.n, 0, logits);
+            compare(f32 ? "prefill f32" : "prefill", cases[c], &g, logits, n_vocab, 1, f32);
+            size_t first = f32 && g.n > 300 ? g.n - 100 : 4;
+            t_decode_logits(e, g.ids, g.n, first, &full, logits);
+            compare(f32 ? "decode f32" : "decode", cases[c], &g, logits, n_vocab, first, f32);
+            free(logits);
+        }
+        unload(&g);
+    }
+    eng_close(e);
+}
+
+START_TEST(float32_activations)
+{
+    run(true, 2000);
+}
+END_TEST
+
+START_TEST(fast_activations)
+{
+    run(false, 2000);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("logits");
+    TCase *c = tcase_create("logits");
+    tcase_set_timeout(c, 0);
+    tcase_add_test(c, float32_activations);
+    tcase_add_test(c, fast_activations);
+    suite_add_tcase(s, c);
+    return t_run(s);
+}

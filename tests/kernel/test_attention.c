@@ -1,0 +1,331 @@
+/* Merging partial softmaxes, and attention itself, against float64 over all keys. */
+#include "attention.h"
+#include "index_work.h"
+#include "support.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS = 2, HEADS = 2, GROUP = 3, DIM = 32, N = 1500 };
+
+static eng_kv_shape shape_of(eng_kv_type t)
+{
+    eng_kv_shape s = {LAYERS, HEADS, GROUP, DIM, t, t, DIM * eng_kv_type_size(t), DIM * eng_kv_type_size(t)};
+    return s;
+}
+
+static const eng_kernels *kernels(void)
+{
+    const eng_kernels *k;
+    char err[200];
+    ck_assert_int_eq(eng_kernels_get(ENG_CPU_AUTO, &k, err, sizeof err), 0);
+    return k;
+}
+
+/* softmax(scale q . k) v over the keys for which use[i] is set, in float64 */
+static void reference(const float *q, const float *k, const float *v, const bool *use, uint32_t n, double *out)
+{
+    double max = -INFINITY, sum = 0;
+    double *s = malloc(n * sizeof *s);
+    for (uint32_t i = 0; i < n; i++) {
+        s[i] = 0;
+        for (int j = 0; j < DIM; j++)
+            s[i] += (double)q[j] * k[i * DIM + j];
+        s[i] /= sqrt(DIM);
+        if (use[i] && s[i] > max)
+            max = s[i];
+    }
+    memset(out, 0, DIM * sizeof *out);
+    for (uint32_t i = 0; i < n; i++) {
+        double p = use[i] ? exp(s[i] - max) : 0;
+        sum += p;
+        for (int j = 0; j < DIM; j++)
+            out[j] += p * v[i * DIM + j];
+    }
+    for (int j = 0; j < DIM; j++)
+        out[j] /= sum;
+    free(s);
+}
+
+/* Any split of keys into parts, some of them empty, merges to the one softmax; also with scores of +-10^4. */
+START_TEST(merge_any_split)
+{
+    t_rng r = t_seed(7);
+    for (int round = 0; round < 300; round++) {
+        uint32_t n = 1 + (uint32_t)(t_u64(&r) % 200), n_parts = 1 + (uint32_t)(t_u64(&r) % 12);
+        double size = round % 3 == 0 ? 1e4 : round % 3 == 1 ? 10 : 0.1, want[4] = {0}, max = -INFINITY, sum = 0;
+        float score[200], value[200][4], o[12][4] = {{0}}, out[4];
+        eng_partial parts[12];
+        uint32_t part_of[200];
+        for (uint32_t i = 0; i < n; i++) {
+            score[i] = (float)((2 * t_uniform(&r) - 1) * size);
+            part_of[i] = (uint32_t)(t_u64(&r) % n_parts);
+            for (int j = 0; j < 4; j++)
+                value[i][j] = t_normal(&r);
+            max = fmax(max, score[i]);
+        }
+        for (uint32_t p = 0; p < n_parts; p++) {
+            parts[p] = (eng_partial){-INFINITY, 0, o[p]};
+            for (uint32_t i = 0; i < n; i++)
+                if (part_of[i] == p && score[i] > parts[p].m)
+                    parts[p].m = score[i];
+            for (uint32_t i = 0; i < n; i++)
+                if (part_of[i] == p) {
+                    float w = expf(score[i] - parts[p].m);
+                    parts[p].l += w;
+                    for (int j = 0; j < 4; j++)
+                        o[p][j] += w * value[i][j];
+                }
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            double w = exp(score[i] - max);
+            sum += w;
+            for (int j = 0; j < 4; j++)
+                want[j] += w * value[i][j];
+        }
+        eng_partial_merge(out, parts, n_parts, 4);
+        for (int j = 0; j < 4; j++)
+            ck_assert_double_eq_tol(out[j], want[j] / sum, 2e-5);
+    }
+    float zero[3] = {1, 2, 3};
+    eng_partial none[2] = {{NAN, 0, NULL}, {-INFINITY, 0, NULL}};
+    eng_partial_merge(zero, none, 2, 3);
+    ck_assert(zero[0] == 0 && zero[1] == 0 && zero[2] == 0);
+}
+END_TEST
+
+typedef struct {
+    eng_pool *pool;
+    eng_kv_shape shape;
+    eng_attn *attn;
+    eng_view view;
+    float *q, *k[HEADS], *v[HEADS]; /* q [N][HEADS * GROUP][DIM]; k, v as rounded to the cache type */
+} fixture;
+
+/* Random tokens, layer 1 filled, cut into segments at `cuts` (rising, last one is where the delta begins). */
+static void setup(fixture *f, eng_kv_type type, uint32_t threads, const uint32_t *cuts, uint32_t n_cuts, double key_size)
+{
+    const eng_kernels *kn = kernels();
+    t_rng r = t_seed(11);
+    memset(f, 0, sizeof *f);
+    f->shape = shape_of(type);
+    ck_assert_int_eq(eng_pool_new(threads, &f->pool), 0);
+    ck_assert_int_eq(eng_attn_new(f->pool, kn, &f->shape, 256, &f->attn), 0);
+    f->q = malloc(sizeof(float) * N * HEADS * GROUP * DIM);
+    for (int i = 0; i < N * HEADS * GROUP * DIM; i++)
+        f->q[i] = t_normal(&r);
+    eng_segment *parent = NULL;
+    for (uint32_t c = 0, lo = 0; c <= n_cuts; c++) {
+        uint32_t hi = c < n_cuts ? cuts[c] : N;
+        eng_segment *seg;
+        ck_assert_int_eq(eng_segment_new(&f->shape, parent, lo, hi - lo + (c & 1) * 7, true, &seg), 0);
+        seg->n = hi - lo;
+        ck_assert_int_eq(eng_view_add(&f->view, seg, lo, hi), 0);
+        eng_segment_unref(seg);
+        parent = seg;
+        lo = hi;
+    }
+    for (int h = 0; h < HEADS; h++) {
+        f->k[h] = malloc(sizeof(float) * N * DIM);
+        f->v[h] = malloc(sizeof(float) * N * DIM);
+        for (uint32_t pos = 0; pos < N; pos++) {
+            float k[DIM], v[DIM];
+            for (int j = 0; j < DIM; j++) {
+                k[j] = (float)(t_normal(&r) * key_size);
+                v[j] = t_normal(&r);
+            }
+            eng_segment *seg = f->view.spans[eng_view_find(&f->view, pos)].seg;
+            uint8_t *kr = eng_segment_k(seg, 1, (uint32_t)h, pos - seg->start), *vr = eng_segment_v(seg, 1, (uint32_t)h, pos - seg->start);
+            kn->kv_store[type](k, kr, DIM);
+            kn->kv_store[type](v, vr, DIM);
+            kn->kv_load[type](kr, f->k[h] + pos * DIM, DIM);
+            kn->kv_load[type](vr, f->v[h] + pos * DIM, DIM);
+        }
+    }
+}
+
+static void teardown(fixture *f)
+{
+    eng_view_done(&f->view);
+    eng_attn_free(f->attn);
+    eng_pool_free(f->pool);
+    free(f->q);
+    for (int h = 0; h < HEADS; h++) {
+        free(f->k[h]);
+        free(f->v[h]);
+    }
+}
+
+static const uint32_t no_cuts[] = {700}, many_cuts[] = {3, 100, 513, 600, 1100};
+
+/* Float32 sums of N terms around the float64 value. */
+static const double tolerance = 3e-5;
+
+START_TEST(prefill_against_float64)
+{
+    fixture f;
+    for (eng_kv_type type = ENG_KV_F32; type <= ENG_KV_BF16; type++) {
+        setup(&f, type, 2, many_cuts, 5, 3);
+        float *out = malloc(sizeof(float) * 256 * HEADS * GROUP * DIM);
+        uint32_t pos0 = 1000;
+        eng_attn_prefill(f.attn, &f.view, 1, f.q + (size_t)pos0 * HEADS * GROUP * DIM, pos0, 256, out);
+        for (uint32_t t = 0; t < 256; t += 51)
+            for (int h = 0; h < HEADS * GROUP; h++) {
+                bool use[N] = {0};
+                double want[DIM];
+                for (uint32_t i = 0; i <= pos0 + t; i++)
+                    use[i] = true;
+                reference(f.q + ((size_t)(pos0 + t) * HEADS * GROUP + h) * DIM, f.k[h / GROUP], f.v[h / GROUP], use, N, want);
+                for (int j = 0; j < DIM; j++)
+                    ck_assert_double_eq_tol(out[((size_t)t * HEADS * GROUP + h) * DIM + j], want[j], tolerance);
+            }
+        free(out);
+        teardown(&f);
+    }
+}
+END_TEST
+
+/* The same bits for a token whatever the chunk it comes in, the segments and the number of threads (design section 4). */
+START_TEST(prefill_same_bits)
+{
+    fixture a, b;
+    size_t row = HEADS * GROUP * DIM;
+    setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
+    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
+    float *x = malloc(sizeof(float) * N * row), *y = malloc(sizeof(float) * N * row);
+    for (uint32_t pos = 0; pos < N; pos += 256)
+        eng_attn_prefill(a.attn, &a.view, 1, a.q + pos * row, pos, N - pos < 256 ? N - pos : 256, x + pos * row);
+    static const uint32_t sizes[] = {1, 7, 64, 33, 129, 2, 256};
+    for (uint32_t pos = 0, i = 0; pos < N; i++) {
+        uint32_t n = sizes[i % 7];
+        n = N - pos < n ? N - pos : n;
+        eng_attn_prefill(b.attn, &b.view, 1, b.q + pos * row, pos, n, y + pos * row);
+        pos += n;
+    }
+    ck_assert_int_eq(memcmp(x, y, sizeof(float) * N * row), 0);
+    free(x);
+    free(y);
+    teardown(&a);
+    teardown(&b);
+}
+END_TEST
+
+static void decode(fixture *f, eng_attention policy, uint32_t n_keys, float *out)
+{
+    ck_assert_int_eq(eng_attn_setup(f->attn, &policy, &f->view, N, N), 0);
+    eng_attn_step(f->attn, &f->view, n_keys);
+    eng_attn_decode(f->attn, &f->view, 1, f->q + (size_t)(n_keys - 1) * HEADS * GROUP * DIM, out);
+}
+
+static eng_attention policy_of(eng_attn_mode mode, uint32_t sink, uint32_t local, uint32_t top_k)
+{
+    eng_attention p = eng_attention_default();
+    p.mode = mode;
+    p.n_sink = sink;
+    p.n_local = local;
+    p.top_k = top_k;
+    return p;
+}
+
+START_TEST(full_same_bits_over_segments)
+{
+    fixture a, b;
+    float x[HEADS * GROUP * DIM], y[HEADS * GROUP * DIM];
+    setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
+    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
+    for (uint32_t n = 1; n <= N; n += 137) {
+        decode(&a, policy_of(ENG_ATTN_FULL, 128, 512, 0), n, x);
+        decode(&b, policy_of(ENG_ATTN_FULL, 4, 40, 0), n, y);
+        ck_assert_int_eq(memcmp(x, y, sizeof x), 0);
+    }
+    teardown(&a);
+    teardown(&b);
+}
+END_TEST
+
+/* full, and flat with a budget of every key, against float64; scores up to about 10^4 in the second round. */
+START_TEST(flat_with_every_key_is_full)
+{
+    fixture f;
+    float full[HEADS * GROUP * DIM], flat[HEADS * GROUP * DIM];
+    for (int round = 0; round < 2; round++) {
+        setup(&f, ENG_KV_F16, 2, many_cuts, 5, round ? 3000 : 2);
+        for (uint32_t n = 300; n <= N; n += 400) {
+            decode(&f, policy_of(ENG_ATTN_FULL, 0, 0, 0), n, full);
+            decode(&f, policy_of(ENG_ATTN_FLAT, 16, 64, N), n, flat);
+            for (int h = 0; h < HEADS * GROUP; h++) {
+                bool use[N] = {0};
+                double want[DIM];
+                for (uint32_t i = 0; i < n; i++)
+                    use[i] = true;
+                reference(f.q + ((size_t)(n - 1) * HEADS * GROUP + h) * DIM, f.k[h / GROUP], f.v[h / GROUP], use, N, want);
+                /* scores near 10^4 carry float32 rounding of about 10^-3 into the exponent */
+                for (int j = 0; j < DIM; j++) {
+                    ck_assert_double_eq_tol(full[h * DIM + j], want[j], round ? 1e-2 : tolerance);
+                    ck_assert_double_eq_tol(flat[h * DIM + j], full[h * DIM + j], round ? 1e-2 : tolerance);
+                }
+            }
+        }
+        teardown(&f);
+    }
+}
+END_TEST
+
+/* What each mode may look at: exactly the window, and the window plus the best of the sealed rest by brute force. */
+START_TEST(window_and_retrieved_keys)
+{
+    fixture f;
+    float out[HEADS * GROUP * DIM];
+    const uint32_t sink = 20, local = 50, n = 1400, top_k = 33, sealed = 1100;
+    setup(&f, ENG_KV_F32, 2, many_cuts, 5, 1);
+    for (int mode = 0; mode < 3; mode++) { /* streaming, top-k, dynamic */
+        eng_attention p = policy_of(mode ? ENG_ATTN_FLAT : ENG_ATTN_STREAMING, sink, local, mode == 1 ? top_k : 0);
+        p.beta = 1.5f;
+        p.k_max = 200;
+        uint64_t before = eng_attn_counted(f.attn)->attended, attended = 0;
+        decode(&f, p, n, out);
+        for (int h = 0; h < HEADS * GROUP; h++) {
+            const float *q = f.q + ((size_t)(n - 1) * HEADS * GROUP + h) * DIM, *k = f.k[h / GROUP];
+            bool use[N] = {0};
+            double score[N], best = -INFINITY, want[DIM];
+            for (uint32_t i = 0; i < n; i++) {
+                score[i] = 0;
+                for (int j = 0; j < DIM; j++)
+                    score[i] += (double)q[j] * k[i * DIM + j];
+                score[i] /= sqrt(DIM);
+                best = fmax(best, score[i]);
+                use[i] = i < sink || i >= n - local || (mode && i >= sealed);
+            }
+            for (uint32_t i = sink; mode && i < sealed; i++) {
+                uint32_t better = 0;
+                for (uint32_t j = sink; j < sealed; j++)
+                    better += score[j] > score[i];
+                use[i] = mode == 1 ? better < top_k : score[i] >= best - p.beta && better < p.k_max;
+            }
+            for (uint32_t i = 0; i < n; i++)
+                attended += use[i];
+            reference(q, k, f.v[h / GROUP], use, N, want);
+            for (int j = 0; j < DIM; j++)
+                ck_assert_double_eq_tol(out[h * DIM + j], want[j], tolerance);
+        }
+        ck_assert_uint_eq(eng_attn_counted(f.attn)->attended - before, attended);
+    }
+    teardown(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("attention");
+    TCase *c = tcase_create("attention");
+    tcase_set_timeout(c, 0);
+    tcase_add_test(c, merge_any_split);
+    tcase_add_test(c, prefill_against_float64);
+    tcase_add_test(c, prefill_same_bits);
+    tcase_add_test(c, full_same_bits_over_segments);
+    tcase_add_test(c, flat_with_every_key_is_full);
+    tcase_add_test(c, window_and_retrieved_keys);
+    suite_add_tcase(s, c);
+    return t_run(s);
+}

@@ -1,0 +1,236 @@
+/* Segments, views and the RAM tier: prefix matching against a naive one, budget, what may be evicted. */
+#include "context_cache.h"
+#include "support.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const eng_kv_shape shape = {2, 2, 2, 16, ENG_KV_F16, ENG_KV_F16, 32, 32};
+
+static eng_segment *segment(eng_segment *parent, uint32_t start, const int32_t *ids, uint32_t n, bool exact)
+{
+    eng_segment *s;
+    ck_assert_int_eq(eng_segment_new(&shape, parent, start, n, exact, &s), 0);
+    memcpy(s->ids, ids, n * sizeof *ids);
+    s->n = n;
+    for (uint32_t l = 0; l < shape.n_layer; l++)
+        for (uint32_t h = 0; h < shape.n_head_kv; h++)
+            for (uint32_t i = 0; i < n; i++) {
+                memset(eng_segment_k(s, l, h, i), (int)(ids[i] + 7 * l + h) & 255, shape.row_k);
+                memset(eng_segment_v(s, l, h, i), (int)(ids[i] + 7 * l + h + 3) & 255, shape.row_v);
+            }
+    return s;
+}
+
+static void check_rows(const eng_view *v, const int32_t *ids, uint32_t n)
+{
+    for (uint32_t pos = 0; pos < n; pos++) {
+        const eng_span *sp = &v->spans[eng_view_find(v, pos)];
+        ck_assert(sp->lo <= pos && pos < sp->hi);
+        uint32_t row = pos - sp->seg->start;
+        ck_assert_int_eq(sp->seg->ids[row], ids[pos]);
+        for (uint32_t l = 0; l < shape.n_layer; l++)
+            for (uint32_t h = 0; h < shape.n_head_kv; h++) {
+                ck_assert_int_eq(eng_segment_k(sp->seg, l, h, row)[5], (ids[pos] + 7 * l + h) & 255);
+                ck_assert_int_eq(eng_segment_v(sp->seg, l, h, row)[31], (ids[pos] + 7 * l + h + 3) & 255);
+            }
+    }
+}
+
+START_TEST(copy_and_shift)
+{
+    int32_t ids[100];
+    for (int i = 0; i < 100; i++)
+        ids[i] = i * 3;
+    eng_segment *s = segment(NULL, 0, ids, 100, true), *c;
+    ck_assert_int_eq(eng_segment_copy(s, 30, 80, s, false, &c), 0);
+    ck_assert(c->n == 50 && c->start == 30 && c->parent == s && !c->exact && s->refs == 2);
+    eng_view v = {0};
+    ck_assert_int_eq(eng_view_add(&v, s, 0, 30), 0);
+    ck_assert_int_eq(eng_view_add(&v, c, 30, 80), 0);
+    check_rows(&v, ids, 80);
+    eng_view_done(&v);
+    eng_segment_unref(c);
+    eng_segment_shift(s, 60);
+    ck_assert(s->start == 60 && s->n == 40);
+    ck_assert_int_eq(eng_view_add(&v, s, 60, 100), 0);
+    for (int i = 0; i < 40; i++)
+        ck_assert_int_eq(eng_segment_k(s, 1, 1, (uint32_t)i)[0], (ids[60 + i] + 8) & 255);
+    eng_view_done(&v);
+    ck_assert_uint_eq(s->refs, 1);
+    eng_segment_unref(s);
+}
+END_TEST
+
+/* Random trees over a three-letter alphabet; the longest reachable match by trying every chain. */
+START_TEST(find_longest_prefix)
+{
+    t_rng r = t_seed(3);
+    for (int round = 0; round < 60; round++) {
+        eng_cache *c;
+        ck_assert_int_eq(eng_cache_new((size_t)1 << 30, &c), 0);
+        enum { MAX = 14 };
+        eng_segment *segs[MAX];
+        int32_t texts[MAX][600];
+        uint32_t ends[MAX], n_segs = 0;
+        for (int i = 0; i < MAX; i++) {
+            eng_segment *parent = i && t_u64(&r) % 4 ? segs[t_u64(&r) % n_segs] : NULL;
+            uint32_t start = 0, p = 0;
+            if (parent) {
+                for (p = 0; segs[p] != parent; p++)
+                    ;
+                start = parent->start + 1 + (uint32_t)(t_u64(&r) % parent->n);
+                memcpy(texts[i], texts[p], start * sizeof(int32_t));
+            }
+            uint32_t n = 1 + (uint32_t)(t_u64(&r) % 100);
+            for (uint32_t j = 0; j < n; j++)
+                texts[i][start + j] = t_u64(&r) % 20 ? 1 : (int32_t)(t_u64(&r) % 3);
+            ends[i] = start + n;
+            segs[n_segs++] = segment(parent, start, texts[i] + start, n, !parent || (parent->exact && t_u64(&r) % 3));
+            ck_assert(eng_cache_insert(c, segs[i]));
+        }
+        for (int ask = 0; ask < 40; ask++) {
+            int32_t ids[700];
+            int like = (int)(t_u64(&r) % MAX);
+            uint32_t n = 1 + (uint32_t)(t_u64(&r) % (ends[like] + 30));
+            for (uint32_t j = 0; j < n; j++)
+                ids[j] = j < ends[like] && t_u64(&r) % 150 ? texts[like][j] : 1;
+            bool exact_only = t_u64(&r) & 1;
+            int64_t best = 0;
+            for (int i = 0; i < MAX; i++) {
+                if (exact_only && !segs[i]->exact)
+                    continue;
+                int64_t common = 0;
+                while (common < n && common < ends[i] && ids[common] == texts[i][common])
+                    common++;
+                best = common > best ? common : best;
+            }
+            if (best < ENG_CACHE_MIN_PREFIX)
+                best = 0;
+            eng_view v = {0};
+            int64_t got = eng_cache_find(c, ids, n, exact_only, &v);
+            ck_assert_int_eq(got, best);
+            for (uint32_t i = 0; i < v.n_spans; i++) {
+                ck_assert_uint_eq(v.spans[i].lo, i ? v.spans[i - 1].hi : 0);
+                ck_assert(!exact_only || v.spans[i].seg->exact);
+            }
+            if (got) {
+                ck_assert_uint_eq(v.spans[v.n_spans - 1].hi, (uint32_t)got);
+                check_rows(&v, ids, (uint32_t)got);
+            }
+            eng_view_done(&v);
+        }
+        for (uint32_t i = 0; i < n_segs; i++)
+            eng_segment_unref(segs[i]);
+        eng_cache_free(c);
+    }
+}
+END_TEST
+
+/* Under any order of insertions and look-ups the budget holds, and what is in use stays. */
+START_TEST(budget_and_pins)
+{
+    t_rng r = t_seed(5);
+    int32_t ids[200];
+    size_t one = eng_segment_bytes_for(&shape, 200), limit = 10 * one + one / 2;
+    eng_cache *c;
+    ck_assert_int_eq(eng_cache_new(limit, &c), 0);
+    eng_view used = {0};
+    int32_t used_ids[200];
+    for (int round = 0; round < 500; round++) {
+        for (int i = 0; i < 200; i++)
+            ids[i] = (int32_t)(t_u64(&r) % 1000);
+        ids[0] = round;
+        eng_segment *s = segment(NULL, 0, ids, 200, true);
+        ck_assert(eng_cache_insert(c, s));
+        eng_segment_unref(s);
+        ck_assert_uint_le(eng_cache_info_get(c).bytes, limit);
+        if (round % 50 == 0) { /* pin the newest, drop the last pin */
+            eng_view_done(&used);
+            memcpy(used_ids, ids, sizeof ids);
+            ck_assert_int_eq(eng_cache_find(c, ids, 200, true, &used), 200);
+        }
+        eng_view again = {0};
+        ck_assert_int_eq(eng_cache_find(c, used_ids, 200, true, &again), 200);
+        eng_view_done(&again);
+    }
+    ck_assert_uint_eq(eng_cache_info_get(c).segments, 10);
+    ck_assert_uint_eq(eng_cache_info_get(c).evictions, 490);
+    eng_view_done(&used);
+
+    /* too large for the budget: not kept, nothing lost beyond what had to go */
+    eng_segment *big;
+    ck_assert_int_eq(eng_segment_new(&shape, NULL, 0, 200 * 20, true, &big), 0);
+    ck_assert(!eng_cache_insert(c, big));
+    ck_assert_uint_le(eng_cache_info_get(c).bytes, limit);
+    eng_segment_unref(big);
+    eng_cache_free(c);
+}
+END_TEST
+
+START_TEST(least_recently_used_first)
+{
+    int32_t ids[200] = {0};
+    size_t one = eng_segment_bytes_for(&shape, 200);
+    eng_cache *c;
+    ck_assert_int_eq(eng_cache_new(3 * one, &c), 0);
+    for (int32_t i = 1; i <= 4; i++) {
+        for (int j = 0; j < 200; j++)
+            ids[j] = i;
+        eng_segment *s = segment(NULL, 0, ids, 200, true);
+        ck_assert(eng_cache_insert(c, s));
+        eng_segment_unref(s);
+        if (i == 3) { /* use 1 again: 2 is now the oldest */
+            eng_view v = {0};
+            for (int j = 0; j < 200; j++)
+                ids[j] = 1;
+            ck_assert_int_eq(eng_cache_find(c, ids, 200, true, &v), 200);
+            eng_view_done(&v);
+        }
+    }
+    for (int32_t i = 1; i <= 4; i++) {
+        eng_view v = {0};
+        for (int j = 0; j < 200; j++)
+            ids[j] = i;
+        ck_assert_int_eq(eng_cache_find(c, ids, 200, true, &v), i == 2 ? 0 : 200);
+        eng_view_done(&v);
+    }
+    eng_cache_free(c);
+}
+END_TEST
+
+/* A parent outlives its children, whatever their age. */
+START_TEST(leaves_go_first)
+{
+    int32_t ids[200] = {0};
+    size_t one = eng_segment_bytes_for(&shape, 100);
+    eng_cache *c;
+    ck_assert_int_eq(eng_cache_new(3 * one, &c), 0);
+    eng_segment *root = segment(NULL, 0, ids, 100, true), *leaf[4];
+    ck_assert(eng_cache_insert(c, root));
+    for (int32_t i = 0; i < 4; i++) {
+        ids[100] = i + 1;
+        leaf[i] = segment(root, 100, ids + 100, 100, true);
+        ck_assert(eng_cache_insert(c, leaf[i]));
+        eng_segment_unref(leaf[i]);
+    }
+    ck_assert_uint_eq(eng_cache_info_get(c).segments, 3);
+    ck_assert(root->cached);
+    eng_segment_unref(root);
+    eng_cache_free(c);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("cache");
+    TCase *c = tcase_create("cache");
+    tcase_set_timeout(c, 0);
+    tcase_add_test(c, copy_and_shift);
+    tcase_add_test(c, find_longest_prefix);
+    tcase_add_test(c, budget_and_pins);
+    tcase_add_test(c, least_recently_used_first);
+    tcase_add_test(c, leaves_go_first);
+    suite_add_tcase(s, c);
+    return t_run(s);
+}
