@@ -1,0 +1,20 @@
+/* API keys: read from a file only its owner can read, kept and compared as SHA-256 digests, in time that does not depend on which matches.
+ */
+#ifndef RETRIEVALD_SERVER_KEYS_H
+#define RETRIEVALD_SERVER_KEYS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct srv_keys srv_keys;
+
+/* One key a line; empty lines and lines that begin with # do not count. -EACCES: others may read the file; -EINVAL: no key in it, or one
+ * too long. */
+int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen);
+void srv_keys_free(srv_keys *k);
+bool srv_keys_match(const srv_keys *k, const char *key, size_t len);
+
+void srv_sha256(const void *data, size_t len, uint8_t ret[32]); /* FIPS 180-4 */
+
+#endif

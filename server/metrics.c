@@ -1,0 +1,75 @@
+/* GET /metrics: Prometheus text. Names are llama-server's where the meaning is the same. */
+#include "http.h"
+
+/* jemalloc's, when the program is linked with it. */
+extern int mallctl(const char *name, void *old, size_t *old_len, void *new_value, size_t new_len) __attribute__((weak));
+
+static void metric(srv_buf *b, const char *type, const char *name, const char *help, double v)
+{
+    srv_buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name, help, name, type, name, v);
+}
+
+static void allocator(srv_buf *b)
+{
+    static const struct {
+        const char *ctl, *name, *help;
+    } stats[] = {
+        {"stats.allocated", "retrievald_heap_allocated_bytes", "Bytes allocated on the heap."},
+        {"stats.resident", "retrievald_heap_resident_bytes", "Bytes of the heap in memory."},
+    };
+    uint64_t epoch = 1;
+    size_t len = sizeof(epoch);
+    if (!mallctl || mallctl("epoch", &epoch, &len, &epoch, len) != 0)
+        return;
+    for (size_t i = 0; i < sizeof(stats) / sizeof(stats[0]); i++) {
+        size_t v = 0;
+        len = sizeof(v);
+        if (mallctl(stats[i].ctl, &v, &len, NULL, 0) == 0)
+            metric(b, "gauge", stats[i].name, stats[i].help, (double)v);
+    }
+}
+
+static void engine(srv_buf *b, const eng_stats *s)
+{
+    double computed = (double)(s->prompt_tokens - s->cached_tokens), predicted = (double)s->predicted_tokens;
+    metric(b, "counter", "llamacpp:prompt_tokens_total", "Prompt tokens computed.", computed);
+    metric(b, "counter", "llamacpp:prompt_seconds_total", "Seconds spent on prompts.", s->prompt_seconds);
+    metric(b, "counter", "llamacpp:tokens_predicted_total", "Tokens generated.", predicted);
+    metric(b, "counter", "llamacpp:tokens_predicted_seconds_total", "Seconds spent on generating.", s->predicted_seconds);
+    metric(b, "gauge", "llamacpp:prompt_tokens_seconds", "Prompt tokens computed a second, over all.",
+           s->prompt_seconds > 0 ? computed / s->prompt_seconds : 0);
+    metric(b, "gauge", "llamacpp:predicted_tokens_seconds", "Tokens generated a second, over all.",
+           s->predicted_seconds > 0 ? predicted / s->predicted_seconds : 0);
+    metric(b, "counter", "retrievald_cached_tokens_total", "Prompt tokens taken from a kept context.", (double)s->cached_tokens);
+    metric(b, "counter", "retrievald_cache_hits_total", "Requests that found a kept prefix.", (double)s->hits);
+    metric(b, "counter", "retrievald_cache_misses_total", "Requests that found none.", (double)s->misses);
+    metric(b, "counter", "retrievald_cache_evictions_total", "Segments dropped for room.", (double)s->evictions);
+    metric(b, "gauge", "retrievald_cache_bytes", "Bytes of kept contexts and their indexes.", (double)s->cache_bytes);
+    metric(b, "gauge", "retrievald_cache_limit_bytes", "Most bytes of kept contexts.", (double)s->cache_limit);
+    metric(b, "gauge", "retrievald_cache_segments", "Segments kept.", s->segments);
+    metric(b, "gauge", "retrievald_index_bytes", "Bytes of indexes.", (double)s->index_bytes);
+    metric(b, "gauge", "retrievald_index_pending", "Graphs wanted and not ready.", s->index_pending);
+    metric(b, "counter", "retrievald_index_seconds_total", "CPU seconds spent on building indexes.", s->index_seconds);
+    metric(b, "counter", "retrievald_keys_held_total", "Keys in context, over steps, layers and query heads.", (double)s->keys_held);
+    metric(b, "counter", "retrievald_keys_attended_total", "Keys read of those.", (double)s->keys_attended);
+}
+
+void srv_metrics(srv_server *s, srv_conn *c)
+{
+    srv_buf *b = &c->reply;
+    eng_stats stats;
+    uint32_t waiting, running;
+    eng_stats_get(s->app.engine, &stats);
+    srv_queue_depth(&s->queue, &waiting, &running);
+    engine(b, &stats);
+    metric(b, "gauge", "llamacpp:requests_processing", "Requests running.", running);
+    metric(b, "gauge", "llamacpp:requests_deferred", "Requests waiting.", waiting);
+    metric(b, "counter", "retrievald_requests_cancelled_total", "Requests whose client went away.", (double)s->cancelled);
+    srv_buf_puts(b, "# HELP retrievald_http_responses_total Answers by status.\n# TYPE retrievald_http_responses_total counter\n");
+    for (int i = 0; i < SRV_N_CODES; i++)
+        if (s->codes[i])
+            srv_buf_printf(b, "retrievald_http_responses_total{code=\"%d\"} %llu\n", i, (unsigned long long)s->codes[i]);
+    allocator(b);
+    c->status = 200;
+    c->content_type = "text/plain; version=0.0.4; charset=utf-8";
+}
