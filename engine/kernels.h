@@ -3,8 +3,8 @@
  * All shapes are row-major; counts are elements unless a name says bytes. Pointers need no alignment. Accumulators are float32
  * unless stated (int32 inside a block of an integer dot). Nothing here allocates.
  *
- * Determinism: an output element's bits depend only on its own inputs: never on the other rows, tokens, or columns of the call (the exactness rule of
- * design section 4 rests on it). gemm_* therefore accumulates over k in rising order, in one accumulator per output.
+ * Determinism: an output element's bits depend only on its own inputs: never on the other rows, tokens, or columns of the call (the
+ * exactness rule of design section 4 rests on it). gemm_* therefore accumulates over k in rising order, in one accumulator per output.
  */
 #ifndef RETRIEVALD_KERNELS_H
 #define RETRIEVALD_KERNELS_H
@@ -12,20 +12,21 @@
 #include "engine.h"
 #include "quant.h"
 
-/* Activations quantised for decoding: blocks of 32, x ~ d q; s = d * sum(q) of the block. */
+/* Activations quantised for decoding: blocks of 32, x ~ d q with |q| <= 127; s = d * sum(q) of the block. */
 typedef struct {
-    int8_t *q;      /* [n] */
-    float *d, *s;   /* [n / 32] */
+    int8_t *q;    /* [n] */
+    float *d, *s; /* [n / 32] */
 } eng_q8_act;
 
 #define ENG_NR 32 /* output columns of a packed panel */
 
 typedef struct {
-    const char *name;   /* "scalar", "avx2", "avx512 (VNNI, BF16)" ... */
+    const char *name; /* "scalar", "avx2", "avx512 (VNNI, BF16)" ... */
 
     /* --- decode: y[r] = w[r] . x for `rows` rows of n elements --- */
-    void (*quantize_q8)(const float *x, eng_q8_act *out, size_t n);                 /* n % 32 == 0; round to nearest even, d = max|x| / 127 */
-    void (*gemv_q8[ENG_TYPE_COUNT])(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n); /* NULL for F32 F16 BF16 */
+    void (*quantize_q8)(const float *x, eng_q8_act *out, size_t n); /* n % 32 == 0; round to nearest even, d = max|x| / 127 */
+    /* NULL for F32 F16 BF16 */
+    void (*gemv_q8[ENG_TYPE_COUNT])(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n);
     void (*gemv_f32[ENG_TYPE_COUNT])(float *y, const void *w, size_t row_bytes, size_t rows, const float *x, size_t n);
 
     /* --- prefill: C[m][n] = A[m][k] B with B packed as panels of ENG_NR output columns --- */
@@ -34,32 +35,37 @@ typedef struct {
      * tmp: [ENG_NR][k] floats. bf16: k is even. */
     void (*pack_f32)(float *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp);
     void (*pack_bf16)(uint16_t *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp);
-    /* C[m][n <= ENG_NR], row stride ldc; A row stride lda. accumulate: C += instead of C =. ldb: stride of the f32 panel's rows (ENG_NR for packed ones). */
-    void (*gemm_f32)(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k, bool accumulate);
+    /* C[m][n <= ENG_NR], row stride ldc; A row stride lda. accumulate: C += instead of C = (so that a product cut along k gives the
+     * same bits). ldb: stride of the f32 panel's rows (ENG_NR for packed ones). */
+    void (*gemm_f32)(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
+                     bool accumulate);
     /* NULL where the CPU has no bf16 dot product: the engine then uses gemm_f32. */
-    void (*gemm_bf16)(float *c, size_t ldc, const uint16_t *a, size_t lda, const uint16_t *panel, size_t m, size_t n, size_t k, bool accumulate);
-    void (*f32_to_bf16)(const float *x, uint16_t *out, size_t n);                   /* round to nearest even */
+    void (*gemm_bf16)(float *c, size_t ldc, const uint16_t *a, size_t lda, const uint16_t *panel, size_t m, size_t n, size_t k,
+                      bool accumulate);
+    void (*f32_to_bf16)(const float *x, uint16_t *out, size_t n); /* round to nearest even; denormals may become 0 */
 
     /* --- attention. KV rows are `stride` bytes apart; index by eng_kv_type --- */
     void (*kv_load[3])(const void *row, float *out, size_t n);
-    void (*kv_store[3])(const float *x, void *row, size_t n);                       /* round to nearest even; f16 saturates to +-65504 */
+    void (*kv_store[3])(const float *x, void *row, size_t n); /* round to nearest even; f16 saturates to +-65504 */
     /* s[g][r] = q[g] . k[r] for g < group, r < rows; s has row stride lds */
     void (*qk[3])(float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows, size_t d);
     /* o[g][:] += sum over r of p[g][r] v[r]; p has row stride ldp. r in rising order */
     void (*pv[3])(float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows, size_t d);
     /* o[:] += sum over i < n of p[i] v[ids[i]] */
     void (*pv_gather[3])(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d);
-    float (*max)(const float *x, size_t n);                                         /* -inf for n = 0 */
-    /* x[i] = exp(x[i] - m), returns their sum. -inf gives exactly 0. Relative error <= 2^-20; the same bits for an element at any place in x;
-     * the sum's bits depend on n only through trailing elements that are 0 (so padding with -inf changes nothing). */
+    float (*max)(const float *x, size_t n); /* -inf for n = 0 */
+    /* x[i] = exp(x[i] - m), returns their sum. -inf gives exactly 0, as does what would be below FLT_MIN. Relative error <= 2^-20; the same
+     * bits for an element at any place in x; the sum's bits do not change when elements that give 0 are added at the end (so padding with
+     * -inf changes nothing). */
     float (*softmax)(float *x, size_t n, float m);
-    void (*scale)(float *x, size_t n, float f);                                     /* x *= f */
+    void (*scale)(float *x, size_t n, float f); /* x *= f */
 
     /* --- the rest of a layer --- */
-    void (*rms_norm)(float *out, const float *x, const float *w, size_t n, float eps);  /* sum of squares in float64 or in >= 8 float32 lanes */
-    void (*silu_mul)(float *out, const float *gate, const float *up, size_t n);         /* silu(gate) * up; out may be gate */
-    void (*add)(float *x, const float *y, size_t n);                                    /* x += y */
-    /* In-place rotation of the first `rot` dims of a head: cs = cos[rot/2] then sin[rot/2]. halves: pairs (i, i + rot/2), else (2i, 2i+1) */
+    /* sum of squares in float64 or in >= 8 float32 lanes */
+    void (*rms_norm)(float *out, const float *x, const float *w, size_t n, float eps);
+    void (*silu_mul)(float *out, const float *gate, const float *up, size_t n); /* silu(gate) * up; out may be gate */
+    void (*add)(float *x, const float *y, size_t n);                            /* x += y */
+    /* In-place rotation of the first `rot` dims of a head: cs = cos[rot/2], sin[rot/2]. halves: pairs (i, i + rot/2), else (2i, 2i+1) */
     void (*rope)(float *x, const float *cs, size_t rot, bool halves);
 } eng_kernels;
 

@@ -1,0 +1,157 @@
+/* Shared by the kernels_avx2*.c files: loads, sums, exp. Eight float lanes; a tail goes through the same vector instructions as a full
+ * vector, so an element's bits do not depend on its place.
+ */
+#ifndef RETRIEVALD_KERNELS_AVX2_H
+#define RETRIEVALD_KERNELS_AVX2_H
+
+#include "kernels.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+void eng_avx2_gemv(eng_kernels *k);
+void eng_avx2_gemm(eng_kernels *k);
+void eng_avx2_attention(eng_kernels *k);
+
+/* Mask of the lanes that exist of 8, with n elements left. */
+INLINE __m256i tail8(size_t n)
+{
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < 8 ? (int)n : 8), lanes);
+}
+
+/* x[0 .. 8), or what there is of it with n elements left, else 0. */
+INLINE __m256 load8f(const float *x, size_t n)
+{
+    return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, tail8(n));
+}
+
+INLINE void store8f(float *x, size_t n, __m256 v)
+{
+    if (n >= 8)
+        _mm256_storeu_ps(x, v);
+    else
+        _mm256_maskstore_ps(x, tail8(n), v);
+}
+
+INLINE __m128i load8h(const uint16_t *x, size_t n)
+{
+    if (n >= 8)
+        return _mm_loadu_si128((const void *)x);
+    uint16_t h[8] = {0};
+    memcpy(h, x, 2 * n);
+    return _mm_loadu_si128((const void *)h);
+}
+
+INLINE void store8h(uint16_t *x, size_t n, __m128i v)
+{
+    if (n >= 8) {
+        _mm_storeu_si128((void *)x, v);
+        return;
+    }
+    uint16_t h[8];
+    _mm_storeu_si128((void *)h, v);
+    memcpy(x, h, 2 * n);
+}
+
+/* 8 elements of a row of F32, F16 or BF16 from element i on, of n. */
+INLINE __m256 load8(const eng_type t, const void *row, size_t i, size_t n)
+{
+    if (t == ENG_F32)
+        return load8f((const float *)row + i, n - i);
+    __m128i h = load8h((const uint16_t *)row + i, n - i);
+    if (t == ENG_F16)
+        return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+INLINE __m256 f16_all(uint16_t h)
+{
+    return _mm256_cvtph_ps(_mm_set1_epi16((short)h));
+}
+
+INLINE __m256 bytes_to_f32(__m128i b)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+}
+
+/* Elements i .. i+31 of a row of any type, of n; i is a multiple of 32 for the block types. */
+INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, __m256 out[4])
+{
+    if (t < ENG_Q8_0) {
+        for (size_t j = 0; j < 4; j++)
+            out[j] = i + 8 * j < n ? load8(t, row, i + 8 * j, n) : _mm256_setzero_ps();
+        return;
+    }
+    __m128i b[2]; /* codes 0..15, 16..31 */
+    __m256 d, m = _mm256_setzero_ps();
+    if (t == ENG_Q8_0) {
+        const eng_q8_0 *p = (const eng_q8_0 *)row + i / 32;
+        b[0] = _mm_loadu_si128((const void *)p->q);
+        b[1] = _mm_loadu_si128((const void *)(p->q + 16));
+        d = f16_all(p->d);
+    } else {
+        const eng_q4_0 *p0 = (const eng_q4_0 *)row + i / 32;
+        const eng_q4_1 *p1 = (const eng_q4_1 *)row + i / 32;
+        __m128i v = _mm_loadu_si128((const void *)(t == ENG_Q4_0 ? p0->q : p1->q)), low = _mm_set1_epi8(15);
+        b[0] = _mm_and_si128(v, low);
+        b[1] = _mm_and_si128(_mm_srli_epi16(v, 4), low);
+        if (t == ENG_Q4_0) {
+            b[0] = _mm_sub_epi8(b[0], _mm_set1_epi8(8));
+            b[1] = _mm_sub_epi8(b[1], _mm_set1_epi8(8));
+            d = f16_all(p0->d);
+        } else {
+            d = f16_all(p1->d);
+            m = f16_all(p1->m);
+        }
+    }
+    for (int j = 0; j < 4; j++) {
+        __m256 q = bytes_to_f32(j % 2 ? _mm_srli_si128(b[j / 2], 8) : b[j / 2]);
+        /* d q is exact (15 bits), so the fused product rounds once, as the scalar sum does */
+        out[j] = t == ENG_Q4_1 ? _mm256_fmadd_ps(d, q, m) : _mm256_mul_ps(d, q);
+    }
+}
+
+/* The sums of four vectors, each by the same tree. */
+INLINE __m128 sum4(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    __m128 e = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 f = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    __m128 g = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+    return _mm_hadd_ps(_mm_hadd_ps(e, f), _mm_hadd_ps(g, h));
+}
+
+/* Stores the sums of acc[0 .. n); n is 1, 2 or 4. */
+INLINE void store_sums(float *out, const __m256 *acc, const int n)
+{
+    if (n == 4)
+        _mm_storeu_ps(out, sum4(acc[0], acc[1], acc[2], acc[3]));
+    else if (n == 2)
+        _mm_storel_pi((void *)out, sum4(acc[0], acc[1], acc[0], acc[1]));
+    else
+        *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
+}
+
+/* e^x within 2 ulp for x in [-87.336, 88]; clamped to these ends outside; NaN stays NaN. Cody and Waite's reduction, Cephes' polynomial. */
+INLINE __m256 exp8(__m256 x)
+{
+    x = _mm256_min_ps(_mm256_set1_ps(88), _mm256_max_ps(_mm256_set1_ps(-87.336f), x)); /* in this order NaN survives */
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1));
+    /* n is in [-126, 127]: 2^n is a normal number */
+    __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(power));
+}
+
+#endif

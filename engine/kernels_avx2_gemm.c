@@ -1,0 +1,170 @@
+/* AVX2 matrix products of prefill: float32 panels, a register tile of up to 6 tokens by 16 outputs. Every tile height runs the same
+ * instructions for an output, so a token's bits do not depend on how many tokens come along.
+ */
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include "kernels_avx2.h"
+
+#define DEQUANTIZE(NAME, T)                                                                                                                \
+    static void dequantize_##NAME(const void *row, float *out, size_t n)                                                                   \
+    {                                                                                                                                      \
+        for (size_t i = 0; i < n; i += 32) {                                                                                               \
+            __m256 v[4];                                                                                                                   \
+            load32(T, row, i, n, v);                                                                                                       \
+            for (size_t j = 0; j < 4 && i + 8 * j < n; j++)                                                                                \
+                store8f(out + i + 8 * j, n - i - 8 * j, v[j]);                                                                             \
+        }                                                                                                                                  \
+    }
+DEQUANTIZE(f32, ENG_F32)
+DEQUANTIZE(f16, ENG_F16)
+DEQUANTIZE(bf16, ENG_BF16)
+DEQUANTIZE(q8_0, ENG_Q8_0)
+DEQUANTIZE(q4_0, ENG_Q4_0)
+DEQUANTIZE(q4_1, ENG_Q4_1)
+#undef DEQUANTIZE
+
+/* ---- packing ---------------------------------------------------------------------------------------------------- */
+
+/* Stores the transpose of 8 vectors of 8 floats, `step` floats apart: its rows 0 .. n-1 at out, ENG_NR floats apart. */
+INLINE void store_transposed(float *out, const float *in, size_t step, size_t n)
+{
+    __m256 t[8], v[8];
+#pragma GCC unroll 2
+    for (size_t i = 0; i < 2; i++) {
+        __m256 r0 = _mm256_loadu_ps(in + 4 * i * step), r1 = _mm256_loadu_ps(in + (4 * i + 1) * step);
+        __m256 r2 = _mm256_loadu_ps(in + (4 * i + 2) * step), r3 = _mm256_loadu_ps(in + (4 * i + 3) * step);
+        __m256 a0 = _mm256_unpacklo_ps(r0, r1), a1 = _mm256_unpackhi_ps(r0, r1);
+        __m256 a2 = _mm256_unpacklo_ps(r2, r3), a3 = _mm256_unpackhi_ps(r2, r3);
+        t[4 * i] = _mm256_shuffle_ps(a0, a2, 0x44);
+        t[4 * i + 1] = _mm256_shuffle_ps(a0, a2, 0xee);
+        t[4 * i + 2] = _mm256_shuffle_ps(a1, a3, 0x44);
+        t[4 * i + 3] = _mm256_shuffle_ps(a1, a3, 0xee);
+    }
+    /* t[4i + c], half L: column 4L + c of rows 4i .. 4i+3 */
+#pragma GCC unroll 4
+    for (size_t c = 0; c < 4; c++) {
+        v[c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x20);
+        v[4 + c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x31);
+    }
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; i++)
+        if (i < n)
+            _mm256_storeu_ps(out + i * ENG_NR, v[i]);
+}
+
+/* 8 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. */
+INLINE void pack_any(const eng_type t, float *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
+{
+    for (size_t part = 0; part < ENG_NR; part += 8) {
+        _Alignas(32) float buf[8][32] = {{0}};
+        size_t have = rows > part ? rows - part : 0;
+        have = have > 8 ? 8 : have;
+        for (size_t i = 0; i < k; i += 32) {
+            for (size_t r = 0; r < have; r++) {
+                __m256 v[4];
+                load32(t, w + (part + r) * row_bytes, i, k, v);
+                for (int j = 0; j < 4; j++)
+                    _mm256_store_ps(buf[r] + 8 * j, v[j]);
+            }
+            for (size_t j = 0; j < 32 && i + j < k; j += 8)
+                store_transposed(panel + (i + j) * ENG_NR + part, buf[0] + j, 32, k - i - j);
+        }
+    }
+}
+
+static void pack_f32(float *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
+{
+    (void)tmp;
+    switch (type) {
+    case ENG_F32:
+        pack_any(ENG_F32, panel, w, row_bytes, rows, k);
+        break;
+    case ENG_F16:
+        pack_any(ENG_F16, panel, w, row_bytes, rows, k);
+        break;
+    case ENG_BF16:
+        pack_any(ENG_BF16, panel, w, row_bytes, rows, k);
+        break;
+    case ENG_Q8_0:
+        pack_any(ENG_Q8_0, panel, w, row_bytes, rows, k);
+        break;
+    case ENG_Q4_0:
+        pack_any(ENG_Q4_0, panel, w, row_bytes, rows, k);
+        break;
+    default:
+        pack_any(ENG_Q4_1, panel, w, row_bytes, rows, k);
+        break;
+    }
+}
+
+/* ---- products --------------------------------------------------------------------------------------------------- */
+
+/* mr (up to 6) rows of A by n <= 16 outputs. */
+INLINE void tile(const int mr, const bool full, float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t n,
+                 size_t k, bool accumulate)
+{
+    __m256 acc[6][2];
+    const __m256i m0 = tail8(n), m1 = tail8(n > 8 ? n - 8 : 0);
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+        const float *row = c + (size_t)i * ldc;
+        acc[i][0] = accumulate ? _mm256_maskload_ps(row, m0) : _mm256_setzero_ps();
+        acc[i][1] = accumulate ? _mm256_maskload_ps(row + 8, m1) : _mm256_setzero_ps();
+    }
+    const float *p[2] = {a, a + (mr > 3 ? 3 * lda : 0)}; /* every third row; the others by scaled index */
+    for (size_t l = 0; l < k; l++) {
+        __m256 b0 = full ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, m0),
+               b1 = full ? _mm256_loadu_ps(b + 8) : _mm256_maskload_ps(b + 8, m1);
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            const float *q = p[i / 3];
+            __m256 v = _mm256_broadcast_ss(i % 3 == 0 ? q : i % 3 == 1 ? q + lda : q + 2 * lda);
+            acc[i][0] = _mm256_fmadd_ps(v, b0, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(v, b1, acc[i][1]);
+        }
+        p[0]++;
+        p[1]++;
+        b += ldb;
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+        _mm256_maskstore_ps(c + (size_t)i * ldc, m0, acc[i][0]);
+        _mm256_maskstore_ps(c + (size_t)i * ldc + 8, m1, acc[i][1]);
+    }
+}
+
+INLINE void columns(const bool full, float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n,
+                    size_t k, bool accumulate)
+{
+    size_t i = 0;
+    for (; i + 6 <= m; i += 6)
+        tile(6, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+    for (; i + 3 <= m; i += 3)
+        tile(3, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+    for (; i < m; i++)
+        tile(1, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+}
+
+static void gemm_f32(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
+                     bool accumulate)
+{
+    for (size_t j = 0; j < n; j += 16)
+        if (n - j >= 16)
+            columns(true, c + j, ldc, a, lda, b + j, ldb, m, 16, k, accumulate);
+        else
+            columns(false, c + j, ldc, a, lda, b + j, ldb, m, n - j, k, accumulate);
+}
+
+void eng_avx2_gemm(eng_kernels *k)
+{
+    k->dequantize[ENG_F32] = k->kv_load[ENG_KV_F32] = dequantize_f32;
+    k->dequantize[ENG_F16] = k->kv_load[ENG_KV_F16] = dequantize_f16;
+    k->dequantize[ENG_BF16] = k->kv_load[ENG_KV_BF16] = dequantize_bf16;
+    k->dequantize[ENG_Q8_0] = dequantize_q8_0;
+    k->dequantize[ENG_Q4_0] = dequantize_q4_0;
+    k->dequantize[ENG_Q4_1] = dequantize_q4_1;
+    k->pack_f32 = pack_f32;
+    k->gemm_f32 = gemm_f32;
+}
+#endif
