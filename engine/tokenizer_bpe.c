@@ -328,7 +328,7 @@ static int load_flag(const eng_gguf *g, const char *key, bool missing, bool *ret
 
 static int load_roles(eng_tokenizer *t, const eng_gguf *g, char *err, size_t errlen)
 {
-    int32_t eot, eom;
+    int32_t eot = -1, eom = -1;
     int r;
     if ((r = load_id(t, g, "tokenizer.ggml.bos_token_id", &t->bos, err, errlen)) < 0 ||
         (r = load_id(t, g, "tokenizer.ggml.eos_token_id", &t->eos, err, errlen)) < 0 ||
