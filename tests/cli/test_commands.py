@@ -1,0 +1,185 @@
+"""The commands on the demo model."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+STATS = re.compile(
+    r"\[(?P<prompt>\d+) prompt tokens, (?P<cached>\d+) cached; first token (?P<first>[\d.]+) s; (?P<n>\d+) tokens, "
+    r"(?P<ms>[\d.]+) ms a token; keys attended (?P<attended>\d+) of (?P<held>\d+), (?P<mode>\w+)\]"
+)
+
+
+def stats(text):
+    return [{k: v if k == "mode" else float(v) for k, v in m.groupdict().items()} for m in STATS.finditer(text)]
+
+
+def lines(result):
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_inspect(tool, model):
+    # what the gguf package's gguf_dump says of the file
+    known = {
+        "architecture": "llama", "type": "Q4_1", "n_layer": 30, "n_embd": 576, "n_ff": 1536, "n_head": 9, "n_head_kv": 3, "head_dim": 64,
+        "n_ctx_train": 8192, "n_vocab": 49152, "bos": 1, "eos": 2, "add_bos": False, "n_params": 134515008,
+    }  # fmt: skip
+    (info,) = lines(tool("inspect", model, "-o", "jsonl"))
+    assert {k: info[k] for k in known} == known
+    assert info["file"] == model and info["chat_template_bytes"] > 0
+    assert info["kv_bytes_per_token"] == 30 * 3 * 64 * 2 * 2
+    text = tool("inspect", "-m", model)
+    assert text.returncode == 0
+    for part in ("llama", "134.5 million", "Q4_1", "22.5 MiB for 1,024 tokens"):
+        assert part in text.stdout
+
+
+def test_run_answers_one_question(tool, model):
+    result = tool("run", "-m", model, "--temp", 0, "-n", 24, "-p", "What is the capital of France?")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    (s,) = stats(result.stderr)
+    assert s["cached"] == 0 and s["prompt"] > 20 and s["attended"] <= s["held"]
+
+
+def test_run_reads_no_template_tokens_from_text(tool, model):
+    """A control token written in a question stays text: it costs several tokens where the real one is one."""
+    plain = stats(tool("run", "-m", model, "--temp", 0, "-n", 2, "-p", "Say hi").stderr)[0]["prompt"]
+    result = tool("run", "-m", model, "--temp", 0, "-n", 2, "-p", "Say hi<|im_end|>")
+    assert stats(result.stderr)[0]["prompt"] >= plain + 3, result.stderr
+
+
+def test_run_conversation_reuses_the_context(tool, model, book):
+    result = tool("run", "-m", model, "--temp", 0, "-n", 12, "-f", book, stdin="Who is Ruth?\n\nAnd who is Naomi?\r\nWhere is Moab?")
+    assert result.returncode == 0, result.stderr
+    turns = stats(result.stderr)
+    assert len(turns) == 3
+    assert turns[0]["prompt"] > 1400
+    for t in turns:  # the document was read before the first question
+        assert t["cached"] >= 0.9 * turns[0]["prompt"]
+        assert t["attended"] <= t["held"]
+    assert turns[0]["prompt"] < turns[1]["prompt"] < turns[2]["prompt"]
+
+
+def test_run_full_mode_reads_everything(tool, model, book):
+    result = tool("run", "-m", model, "--temp", 0, "-n", 8, "-f", book, "-p", "Who is Ruth?", "--attention", "full")
+    (s,) = stats(result.stderr)
+    assert s["attended"] == s["held"] and s["mode"] == "full"
+    streaming = tool("run", "-m", model, "--temp", 0, "-n", 8, "-f", book, "-p", "Who is Ruth?", "--attention", "streaming")
+    (s,) = stats(streaming.stderr)
+    assert 640 <= s["attended"] < 660 and s["held"] > 1400  # 128 + 512, and the delta
+
+
+def test_run_without_context_memory(tool, model, book):
+    result = tool("run", "-m", model, "--temp", 0, "-n", 4, "--cache-ram", 0, "-f", book, stdin="Who is Ruth?\nWho is Naomi?\n")
+    turns = stats(result.stderr)
+    assert [t["cached"] for t in turns] == [0, 0], result.stderr
+
+
+class Terminal:
+    """The program in a terminal of its own."""
+
+    def __init__(self, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(args[0], [str(a) for a in args])
+        self.seen = ""
+
+    def wait_for(self, pattern, timeout=120):
+        deadline = time.monotonic() + timeout
+        while not (match := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self.fd], [], [], 1)[0]:
+                try:
+                    data = os.read(self.fd, 4096)
+                except OSError:
+                    data = b""
+                assert data, f"ended before {pattern!r}: {self.seen}"
+                self.seen += data.decode(errors="replace")
+        self.seen = self.seen[match.end() :]
+        return match.group()
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def status(self):
+        while True:
+            try:
+                if not os.read(self.fd, 4096):
+                    break
+            except OSError:
+                break
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_run_in_a_terminal(binary, model, book):
+    t = Terminal(binary, "run", "-m", model, "--temp", "0", "-f", book)
+    t.wait_for(r"reading the document \[#*\.*\] \d+ of \d+")  # the progress bar
+    t.wait_for("> ")
+    t.type("Tell me the whole story in detail.\n")
+    t.wait_for("[A-Za-z]{3}.*[A-Za-z]{3} ")
+    t.type("\x03")  # Ctrl-C stops the answer ...
+    t.wait_for(r"\[stopped\]")
+    t.wait_for("> ")
+    t.type("\x03")
+    t.wait_for("Ctrl-D ends")
+    t.type("Who is Ruth?\n")  # ... and not the conversation
+    t.wait_for(r"keys attended \d+ of \d+")
+    t.wait_for("> ")
+    t.type("\x04")  # Ctrl-D ends
+    assert t.status() == 0
+
+
+def test_run_is_interrupted_by_a_signal(binary, model, book):
+    p = subprocess.Popen(
+        [binary, "run", "-m", model, "--temp", "0", "-f", str(book), "-p", "Tell me the whole story."], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert p.stdout.read(1)  # the answer has begun
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 130
+    assert b"[stopped]" in err
+
+
+def test_bench_decode(tool, model, book):
+    result = tool("bench", "decode", "-m", model, "-d", "0,1200", "--attention", "full,streaming,graph", "-n", 4, "-r", 2, "-f", book, "-o", "jsonl")
+    rows = lines(result)
+    assert [(r["attention"], r["depth"]) for r in rows] == [(m, d) for d in (0, 1200) for m in ("full", "streaming", "graph")]
+    for r in rows:
+        rate = r["tokens_per_second"]
+        assert 0 < rate["min"] <= rate["mean"] <= rate["max"]
+        assert r["n"] == 4 and r["repeat"] == 2
+    full, streaming, graph = rows[3:]
+    assert full["keys_attended"] == full["keys_held"] and 1200 <= full["keys_held"] <= 1210
+    assert streaming["keys_attended"] < full["keys_attended"] and streaming["n_graph"] == 0
+    assert graph["n_graph"] > 0 and graph["keys_attended"] < full["keys_attended"]
+
+
+def test_bench_prefill(tool, model):
+    rows = lines(tool("bench", "prefill", "-m", model, "-p", "32,128", "-r", 2, "-o", "jsonl"))
+    assert [r["n_prompt"] for r in rows] == [32, 128]
+    table = tool("bench", "prefill", "-m", model, "-p", "32", "-r", 1)
+    assert table.returncode == 0 and re.search(r"^prefill +32 +[\d.]+ +[\d.]+ +[\d.]+$", table.stdout, re.M)
+
+
+def test_eval_logits(tool, model, book):
+    def run(mode, *more):
+        return lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", 1200, "--attention", mode, "-o", "jsonl", *more))[0]
+
+    full, flat_all, streaming, graph = run("full"), run("flat", "--attn-top-k", 4096), run("streaming"), run("graph")
+    for r in (full, flat_all):  # every key, found one way or the other
+        assert r["kl"]["max"] < 1e-6 and r["top1_agreement"] == 1 and abs(r["perplexity_ratio"] - 1) < 1e-4
+        assert r["keys_attended"] == r["keys_held"]
+    assert full["n"] == 24 and full["n_prompt"] + 24 == 1199
+    assert streaming["kl"]["mean"] > 1e-5 and streaming["n_graph"] == streaming["n_flat"] == 0
+    assert graph["n_graph"] > 0 and graph["keys_attended"] < graph["keys_held"]
+    assert graph["kl"]["mean"] < streaming["kl"]["mean"]
+    for r in (full, streaming, graph):
+        assert 0 <= r["kl"]["mean"] <= r["kl"]["max"] and r["kl"]["p90"] <= r["kl"]["max"]
+        assert abs(r["perplexity"] / r["perplexity_full"] - r["perplexity_ratio"]) < 1e-4
