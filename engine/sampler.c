@@ -13,6 +13,8 @@
 /* Longer than any context: a window of this many tokens or more is the whole text, and needs no ring. */
 #define MAX_WINDOW ((size_t)1 << 24)
 
+enum { LANES = 16, BLOCK = 64 }; /* logits that are looked at, or skipped, together */
+
 typedef struct {
     float logit;
     int32_t id;
@@ -23,9 +25,10 @@ struct eng_sampler {
     size_t n;
     uint64_t rng[4];
     bool penalize;
-    float *adjusted; /* [n] logits after penalties */
-    candidate *cand; /* [n] */
-    double *weight;  /* [n] of the candidates, relative to the best */
+    float *block_max; /* [n / BLOCK, rounded up] of the logits in question */
+    float *adjusted;  /* [n] logits after penalties */
+    candidate *cand;  /* [n] */
+    double *weight;   /* [n] of the candidates, relative to the best */
     /* The window of the penalties: how often each id is in it, the distinct ids, and where in that list each is. */
     uint32_t *count, *where;
     int32_t *distinct;
@@ -85,7 +88,8 @@ int eng_sampler_new(const eng_sampling *p, uint32_t n_vocab, eng_sampler **ret)
         p->repeat_last_n != 0 && (s->p.repeat_penalty != 1 || finite_nonzero(p->presence_penalty) || finite_nonzero(p->frequency_penalty));
     s->cand = malloc(s->n * sizeof *s->cand);
     s->weight = malloc(s->n * sizeof *s->weight);
-    bool ok = s->cand && s->weight;
+    s->block_max = malloc((s->n + BLOCK - 1) / BLOCK * sizeof *s->block_max);
+    bool ok = s->cand && s->weight && s->block_max;
     if (s->penalize) {
         s->adjusted = malloc(s->n * sizeof *s->adjusted);
         s->count = calloc(s->n, sizeof *s->count);
@@ -110,6 +114,7 @@ void eng_sampler_free(eng_sampler *s)
 {
     if (!s)
         return;
+    free(s->block_max);
     free(s->adjusted);
     free(s->cand);
     free(s->weight);
@@ -196,46 +201,59 @@ static inline float exp_negative(float x)
     return x < -87.f ? 0 : y;
 }
 
-/* Largest usable logit, -inf: none is. */
-static float largest(const float *x, size_t n)
+/* Largest usable logit of each block, -inf where none is; returns the largest of all. */
+static float find_maxima(const float *x, size_t n, float *block_max)
 {
-    float lane[16];
-    for (int j = 0; j < 16; j++)
-        lane[j] = -INFINITY;
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int j = 0; j < 16; j++) {
-            float v = usable(x[i + j]) ? x[i + j] : -INFINITY;
-            lane[j] = v > lane[j] ? v : lane[j];
-        }
-    for (; i < n; i++)
-        lane[0] = usable(x[i]) && x[i] > lane[0] ? x[i] : lane[0];
-    for (int j = 1; j < 16; j++)
-        lane[0] = lane[j] > lane[0] ? lane[j] : lane[0];
-    return lane[0];
+    float all = -INFINITY;
+    for (size_t at = 0, b = 0; at < n; at += BLOCK, b++) {
+        float lane[LANES];
+        for (int j = 0; j < LANES; j++)
+            lane[j] = -INFINITY;
+        size_t i = at, end = n - at < BLOCK ? n : at + BLOCK;
+        for (; i + LANES <= end; i += LANES)
+            for (int j = 0; j < LANES; j++) {
+                float v = usable(x[i + j]) ? x[i + j] : -INFINITY;
+                lane[j] = v > lane[j] ? v : lane[j];
+            }
+        for (; i < end; i++)
+            lane[0] = usable(x[i]) && x[i] > lane[0] ? x[i] : lane[0];
+        float max = lane[0];
+        for (int j = 1; j < LANES; j++)
+            max = lane[j] > max ? lane[j] : max;
+        block_max[b] = max;
+        all = max > all ? max : all;
+    }
+    return all;
 }
 
-/* log of the sum of e^x over the usable x, of which max is the largest. */
+/* log of the sum of e^x over the usable x, of which max is the largest. Float within a block, double across. */
 static double log_sum_exp(const float *x, size_t n, float max)
 {
-    double lane[16] = {0};
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int j = 0; j < 16; j++)
-            lane[j] += (double)exp_negative(usable(x[i + j]) ? x[i + j] - max : -INFINITY);
-    for (; i < n; i++)
-        lane[0] += (double)exp_negative(usable(x[i]) ? x[i] - max : -INFINITY);
-    for (int j = 1; j < 16; j++)
-        lane[0] += lane[j];
-    return (double)max + log(lane[0]);
+    double sum = 0;
+    for (size_t at = 0; at < n; at += BLOCK) {
+        float lane[LANES] = {0};
+        size_t i = at, end = n - at < BLOCK ? n : at + BLOCK;
+        for (; i + LANES <= end; i += LANES)
+            for (int j = 0; j < LANES; j++)
+                lane[j] += exp_negative(usable(x[i + j]) ? x[i + j] - max : -INFINITY);
+        for (; i < end; i++)
+            lane[0] += exp_negative(usable(x[i]) ? x[i] - max : -INFINITY);
+        for (int j = 1; j < LANES; j++)
+            lane[0] += lane[j];
+        sum += (double)lane[0];
+    }
+    return (double)max + log(sum);
 }
 
-static int32_t first_equal(const float *x, size_t n, float value)
+/* The smallest id that has the largest logit. */
+static int32_t first_best(const eng_sampler *s, const float *x, float best)
 {
-    size_t i = 0;
-    while (i < n && x[i] != value)
-        i++;
-    return i < n ? (int32_t)i : 0;
+    size_t b = 0;
+    while (s->block_max[b] != best)
+        b++;
+    for (size_t i = b * BLOCK;; i++)
+        if (x[i] == best)
+            return (int32_t)i;
 }
 
 /* The n_logprobs largest logits by insertion; among equals the smaller id is first, and few of the many reach the list at all. */
@@ -243,8 +261,13 @@ static void fill_top(const eng_sampler *s, const float *logits, double lse, eng_
 {
     size_t max = sizeof ret->top / sizeof *ret->top, want = s->p.n_logprobs < max ? s->p.n_logprobs : max, n = 0;
     for (size_t i = 0; i < s->n && want; i++) {
+        float least = n == want ? ret->top[n - 1].logprob : -INFINITY;
+        if (i % BLOCK == 0 && s->block_max[i / BLOCK] <= least) {
+            i += BLOCK - 1;
+            continue;
+        }
         float x = logits[i];
-        if (!usable(x) || (n == want && x <= ret->top[n - 1].logprob))
+        if (!usable(x) || x <= least)
             continue;
         size_t at = n < want ? n++ : n - 1;
         for (; at && ret->top[at - 1].logprob < x; at--)
@@ -306,22 +329,29 @@ static size_t select_best(candidate *c, double *w, size_t n, double target)
     return kept;
 }
 
-static size_t collect(const eng_sampler *s, const float *logits, float least)
+/* Candidates after top-k. k blocks with a maximum of at least some value hold k logits of at least that value: the k-th best maximum is a
+ * bound below which nothing can be among the best k, and most blocks lie below it. */
+static size_t keep_top_k(eng_sampler *s, const float *logits)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < s->n; i++)
-        if (logits[i] >= least && logits[i] <= FLT_MAX)
-            s->cand[n++] = (candidate){logits[i], (int32_t)i};
-    return n;
-}
-
-/* Candidates after top-k. Most of a vocabulary is far below its best tokens, and where enough are near, the rest needs no look. */
-static size_t keep_top_k(eng_sampler *s, const float *logits, float max)
-{
-    size_t k = s->p.top_k > 0 ? (size_t)s->p.top_k : s->n;
-    size_t n = k < s->n ? collect(s, logits, max - 12) : 0;
-    if (n < k)
-        n = collect(s, logits, -FLT_MAX);
+    size_t k = s->p.top_k > 0 ? (size_t)s->p.top_k : s->n, blocks = (s->n + BLOCK - 1) / BLOCK, n = 0;
+    float least = -FLT_MAX;
+    if (k < blocks) {
+        for (size_t b = 0; b < blocks; b++)
+            s->cand[b] = (candidate){s->block_max[b], (int32_t)b};
+        size_t kept = select_best(s->cand, NULL, blocks, (double)k);
+        float bound = INFINITY;
+        for (size_t i = 0; i < kept; i++)
+            bound = s->cand[i].logit < bound ? s->cand[i].logit : bound;
+        least = bound > least ? bound : least;
+    }
+    for (size_t b = 0; b < blocks; b++) {
+        if (s->block_max[b] < least)
+            continue;
+        size_t end = s->n - b * BLOCK < BLOCK ? s->n : (b + 1) * BLOCK;
+        for (size_t i = b * BLOCK; i < end; i++)
+            if (logits[i] >= least && logits[i] <= FLT_MAX)
+                s->cand[n++] = (candidate){logits[i], (int32_t)i};
+    }
     return n > k ? select_best(s->cand, NULL, n, (double)k) : n;
 }
 
@@ -360,7 +390,7 @@ static int32_t draw(eng_sampler *s, size_t n, float max)
 
 void eng_sampler_pick(eng_sampler *s, const float *logits, eng_token *ret)
 {
-    float max = largest(logits, s->n);
+    float max = find_maxima(logits, s->n, s->block_max);
     if (max == -INFINITY) { /* not one number among them */
         ret->id = 0;
         ret->logprob = -9999; /* JSON has no infinity; OpenAI's "very unlikely" */
@@ -368,14 +398,14 @@ void eng_sampler_pick(eng_sampler *s, const float *logits, eng_token *ret)
         return;
     }
     double lse = log_sum_exp(logits, s->n, max);
+    fill_top(s, logits, lse, ret);
     const float *x = penalized(s, logits);
-    float best = x == logits ? max : largest(x, s->n);
+    float best = x == logits ? max : find_maxima(x, s->n, s->block_max);
     if (s->p.temperature > 0) {
-        size_t n = keep_top_p_min_p(s, keep_top_k(s, x, best), best);
+        size_t n = keep_top_p_min_p(s, keep_top_k(s, x), best);
         ret->id = draw(s, n, best);
     } else {
-        ret->id = first_equal(x, s->n, best);
+        ret->id = first_best(s, x, best);
     }
     ret->logprob = (float)((double)logits[ret->id] - lse);
-    fill_top(s, logits, lse, ret);
 }
