@@ -117,11 +117,10 @@ INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, __m256
 /* The sums of four vectors, each by the same tree. */
 INLINE __m128 sum4(__m256 a, __m256 b, __m256 c, __m256 d)
 {
-    __m128 e = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    __m128 f = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    __m128 g = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
-    __m128 h = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
-    return _mm_hadd_ps(_mm_hadd_ps(e, f), _mm_hadd_ps(g, h));
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    __m256 s = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee)); /* a b c d in each half */
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
 }
 
 /* Stores the sums of acc[0 .. n); n is 1, 2 or 4. */
@@ -133,6 +132,24 @@ INLINE void store_sums(float *out, const __m256 *acc, const int n)
         _mm_storel_pi((void *)out, sum4(acc[0], acc[1], acc[0], acc[1]));
     else
         *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
+}
+
+/* Of 32 elements of a row. */
+INLINE size_t bytes_of_32(const eng_type t)
+{
+    return t == ENG_Q8_0   ? sizeof(eng_q8_0)
+           : t == ENG_Q4_0 ? sizeof(eng_q4_0)
+           : t == ENG_Q4_1 ? sizeof(eng_q4_1)
+           : t == ENG_F32  ? 32 * sizeof(float)
+                           : 32 * sizeof(uint16_t);
+}
+
+/* Asks for the next stretch of weights, `bytes` of it; rows follow each other in memory. Never faults. */
+INLINE void prefetch_ahead(const char *p, size_t bytes)
+{
+    enum { AHEAD = 16384 };
+    for (size_t i = 0; i < bytes; i += 64)
+        _mm_prefetch(p + AHEAD + i, _MM_HINT_T0);
 }
 
 /* e^x within 2 ulp for x in [-87.336, 88]; clamped to these ends outside; NaN stays NaN. Cody and Waite's reduction, Cephes' polynomial. */

@@ -41,12 +41,13 @@ INLINE void step(const eng_type t, const char *w, __m256i x, __m256i eights, flo
 /* nr (1 or 4) rows. */
 INLINE void rows_q8(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const eng_q8_act *x, size_t n)
 {
-    const size_t bytes = t == ENG_Q8_0 ? sizeof(eng_q8_0) : t == ENG_Q4_0 ? sizeof(eng_q4_0) : sizeof(eng_q4_1);
+    const size_t bytes = bytes_of_32(t);
     __m256 acc[4];
     float msum[4] = {0};
     for (int r = 0; r < nr; r++)
         acc[r] = _mm256_setzero_ps();
     for (size_t b = 0; b < n / 32; b++) {
+        prefetch_ahead(w + (size_t)nr * b * bytes, (size_t)nr * bytes);
         __m256i q = _mm256_loadu_si256((const void *)(x->q + 32 * b)), eights = _mm256_setzero_si256();
         if (t == ENG_Q4_0)
             eights = dot_bytes(_mm256_set1_epi8(8), q);
@@ -63,12 +64,14 @@ INLINE void rows_q8(const eng_type t, const int nr, float *y, const char *w, siz
 INLINE void rows_f32(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const float *x, size_t n)
 {
     __m256 acc[2][4], out[2];
+    const size_t bytes = bytes_of_32(t);
     for (int r = 0; r < nr; r++)
         for (int j = 0; j < 4; j++)
             acc[r][j] = _mm256_setzero_ps();
     for (size_t i = 0; i < n; i += 32) {
         __m256 u[4], v[4];
         load32(ENG_F32, x, i, n, u);
+        prefetch_ahead(w + (size_t)nr * (i / 32) * bytes, (size_t)nr * bytes);
         for (int r = 0; r < nr; r++) {
             load32(t, w + (size_t)r * row_bytes, i, n, v);
             for (int j = 0; j < 4; j++)

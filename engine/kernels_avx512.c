@@ -48,8 +48,7 @@ static float softmax(float *x, size_t n, float m)
         sum = _mm512_add_ps(sum, e);
     }
     float total;
-    __m256 half = fold(sum);
-    store_sums(&total, &half, 1);
+    store_sums(&total, &sum, 1);
     return total;
 }
 

@@ -62,28 +62,43 @@ INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, __m512
     }
 }
 
-INLINE __m256 fold(__m512 v)
-{
-    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-}
-
 /* The sums of four vectors, each by the same tree. */
-INLINE __m128 sum4(__m256 a, __m256 b, __m256 c, __m256 d)
+INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d)
 {
-    __m128 e = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    __m128 f = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    __m128 g = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
-    __m128 h = _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
-    return _mm_hadd_ps(_mm_hadd_ps(e, f), _mm_hadd_ps(g, h));
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
+    __m512 s = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1)); /* a b c d in each 128 bits */
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 
-/* Stores the sums of acc[0 .. n) (n is 1 or 4), sixteen lanes each. */
-INLINE void store_sums(float *out, const __m256 *acc, const int n)
+/* Stores the sums of acc[0 .. n); n is 1 or 4. */
+INLINE void store_sums(float *out, const __m512 *acc, const int n)
 {
     if (n == 4)
         _mm_storeu_ps(out, sum4(acc[0], acc[1], acc[2], acc[3]));
     else
         *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
+}
+
+/* Of 32 elements of a row. */
+INLINE size_t bytes_of_32(const eng_type t)
+{
+    return t == ENG_Q8_0   ? sizeof(eng_q8_0)
+           : t == ENG_Q4_0 ? sizeof(eng_q4_0)
+           : t == ENG_Q4_1 ? sizeof(eng_q4_1)
+           : t == ENG_F32  ? 32 * sizeof(float)
+                           : 32 * sizeof(uint16_t);
+}
+
+/* Asks for the next stretch of weights, `bytes` of it. Rows follow each other in memory, and the hardware's own prefetchers,
+ * which stop at page ends, reach about half of the memory bandwidth. Never faults. */
+INLINE void prefetch_ahead(const char *p, size_t bytes)
+{
+    enum { AHEAD = 16384 };
+    for (size_t i = 0; i < bytes; i += 64)
+        _mm_prefetch(p + AHEAD + i, _MM_HINT_T0);
 }
 
 /* e^x within 2 ulp for results that are normal numbers; +inf above, denormals and 0 below; NaN stays NaN. Cody and Waite's reduction,

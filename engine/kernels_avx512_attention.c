@@ -28,16 +28,16 @@ static void kv_store_bf16(const float *x, void *row, size_t n)
     }
 }
 
-/* nr (1 or 4) rows by ng (1..4) queries: one 16-lane accumulator each, d in rising order. */
-INLINE void qk_tile(const eng_type t, const int ng, const int nr, float *s, size_t lds, const float *q, const char *k, size_t stride,
-                    size_t d)
+/* nr (1 or 4) rows by ng (1..4) queries: one 16-lane accumulator each, d in rising order. whole: d is a multiple of 16. */
+INLINE void qk_tile(const eng_type t, const bool whole, const int ng, const int nr, float *s, size_t lds, const float *q, const char *k,
+                    size_t stride, size_t d)
 {
     __m512 acc[4][4];
     for (int g = 0; g < ng; g++)
         for (int r = 0; r < nr; r++)
             acc[g][r] = _mm512_setzero_ps();
     for (size_t i = 0; i < d; i += 16) {
-        __mmask16 m = tail16(d - i);
+        __mmask16 m = whole ? 0xffff : tail16(d - i);
         __m512 v[4];
         for (int r = 0; r < nr; r++)
             v[r] = load16(t, k + (size_t)r * stride, i, m);
@@ -47,22 +47,21 @@ INLINE void qk_tile(const eng_type t, const int ng, const int nr, float *s, size
                 acc[g][r] = _mm512_fmadd_ps(u, v[r], acc[g][r]);
         }
     }
-    for (int g = 0; g < ng; g++) {
-        __m256 out[4];
-        for (int r = 0; r < nr; r++)
-            out[r] = fold(acc[g][r]);
-        store_sums(s + (size_t)g * lds, out, nr);
-    }
+    for (int g = 0; g < ng; g++)
+        store_sums(s + (size_t)g * lds, acc[g], nr);
 }
 
 INLINE void qk_rows(const eng_type t, const int ng, float *s, size_t lds, const float *q, const char *k, size_t stride, size_t rows,
                     size_t d)
 {
     size_t r = 0;
+    if (d % 16 == 0)
+        for (; r + 4 <= rows; r += 4)
+            qk_tile(t, true, ng, 4, s + r, lds, q, k + r * stride, stride, d);
     for (; r + 4 <= rows; r += 4)
-        qk_tile(t, ng, 4, s + r, lds, q, k + r * stride, stride, d);
+        qk_tile(t, false, ng, 4, s + r, lds, q, k + r * stride, stride, d);
     for (; r < rows; r++)
-        qk_tile(t, ng, 1, s + r, lds, q, k + r * stride, stride, d);
+        qk_tile(t, false, ng, 1, s + r, lds, q, k + r * stride, stride, d);
 }
 
 INLINE void qk_any(const eng_type t, float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows,

@@ -129,9 +129,9 @@ INLINE void step4(const eng_type t, const char *w, size_t n, const x_group *x, _
 /* nr (1 or 4) rows. */
 INLINE void rows_q8(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const eng_q8_act *x, size_t n)
 {
-    const size_t bytes = t == ENG_Q8_0 ? sizeof(eng_q8_0) : t == ENG_Q4_0 ? sizeof(eng_q4_0) : sizeof(eng_q4_1);
+    const size_t bytes = bytes_of_32(t);
     __m512 acc[4];
-    __m256 macc[4], out[4];
+    __m256 macc[4];
     for (int r = 0; r < nr; r++) {
         acc[r] = _mm512_setzero_ps();
         macc[r] = _mm256_setzero_ps();
@@ -139,6 +139,7 @@ INLINE void rows_q8(const eng_type t, const int nr, float *y, const char *w, siz
     size_t blocks = n / 32, b = 0;
     for (; b + 4 <= blocks; b += 4) {
         x_group g = load_x(x, b, 4, t);
+        prefetch_ahead(w + (size_t)nr * b * bytes, 4 * (size_t)nr * bytes);
         for (int r = 0; r < nr; r++)
             step4(t, w + (size_t)r * row_bytes + b * bytes, 4, &g, &acc[r], &macc[r]);
     }
@@ -147,24 +148,23 @@ INLINE void rows_q8(const eng_type t, const int nr, float *y, const char *w, siz
         for (int r = 0; r < nr; r++)
             step4(t, w + (size_t)r * row_bytes + b * bytes, blocks - b, &g, &acc[r], &macc[r]);
     }
-    for (int r = 0; r < nr; r++) {
-        out[r] = fold(acc[r]);
-        if (t == ENG_Q4_1)
-            out[r] = _mm256_add_ps(out[r], _mm256_maskz_mov_ps(0xaa, macc[r]));
-    }
-    store_sums(y, out, nr);
+    if (t == ENG_Q4_1)
+        for (int r = 0; r < nr; r++)
+            acc[r] = _mm512_add_ps(acc[r], _mm512_zextps256_ps512(_mm256_maskz_mov_ps(0xaa, macc[r])));
+    store_sums(y, acc, nr);
 }
 
 /* nr rows of float32 activations; two accumulators a row: elements 0..15 and 16..31 of each 32. */
 INLINE void rows_f32(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const float *x, size_t n)
 {
-    __m512 acc[4][2];
-    __m256 out[4];
+    __m512 acc[4][2], out[4];
+    const size_t bytes = bytes_of_32(t);
     for (int r = 0; r < nr; r++)
         acc[r][0] = acc[r][1] = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 32) {
         __m512 u[2], v[2];
         load32(ENG_F32, x, i, n, u);
+        prefetch_ahead(w + (size_t)nr * (i / 32) * bytes, (size_t)nr * bytes);
         for (int r = 0; r < nr; r++) {
             load32(t, w + (size_t)r * row_bytes, i, n, v);
             acc[r][0] = _mm512_fmadd_ps(v[0], u[0], acc[r][0]);
@@ -172,7 +172,7 @@ INLINE void rows_f32(const eng_type t, const int nr, float *y, const char *w, si
         }
     }
     for (int r = 0; r < nr; r++)
-        out[r] = fold(_mm512_add_ps(acc[r][0], acc[r][1]));
+        out[r] = _mm512_add_ps(acc[r][0], acc[r][1]);
     store_sums(y, out, nr);
 }
 
