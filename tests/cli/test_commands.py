@@ -60,7 +60,7 @@ def test_run_conversation_reuses_the_context(tool, model, book):
     assert result.returncode == 0, result.stderr
     turns = stats(result.stderr)
     assert len(turns) == 3
-    assert turns[0]["prompt"] > 1400
+    assert turns[0]["prompt"] > 2000
     for t in turns:  # the document was read before the first question
         assert t["cached"] >= 0.9 * turns[0]["prompt"]
         assert t["attended"] <= t["held"]
@@ -73,7 +73,7 @@ def test_run_full_mode_reads_everything(tool, model, book):
     assert s["attended"] == s["held"] and s["mode"] == "full"
     streaming = tool("run", "-m", model, "--temp", 0, "-n", 8, "-f", book, "-p", "Who is Ruth?", "--attention", "streaming")
     (s,) = stats(streaming.stderr)
-    assert 640 <= s["attended"] < 660 and s["held"] > 1400  # 128 + 512, and the delta
+    assert 640 <= s["attended"] < 660 and s["held"] > 2000  # 128 + 512, and the delta
 
 
 def test_run_without_context_memory(tool, model, book):
@@ -119,11 +119,12 @@ class Terminal:
 
 
 def test_run_in_a_terminal(binary, model, book):
-    t = Terminal(binary, "run", "-m", model, "--temp", "0", "-f", book)
+    t = Terminal(binary, "run", "-m", model, "--temp", "0", "-n", "200", "-f", book)
     t.wait_for(r"reading the document \[#*\.*\] \d+ of \d+")  # the progress bar
     t.wait_for("> ")
     t.type("Tell me the whole story in detail.\n")
-    t.wait_for("[A-Za-z]{3}.*[A-Za-z]{3} ")
+    t.wait_for(r"detail\.\r?\n")  # the terminal's echo
+    t.wait_for(r"\w+ \w+ ")
     t.type("\x03")  # Ctrl-C stops the answer ...
     t.wait_for(r"\[stopped\]")
     t.wait_for("> ")
@@ -148,15 +149,15 @@ def test_run_is_interrupted_by_a_signal(binary, model, book):
 
 
 def test_bench_decode(tool, model, book):
-    result = tool("bench", "decode", "-m", model, "-d", "0,1200", "--attention", "full,streaming,graph", "-n", 4, "-r", 2, "-f", book, "-o", "jsonl")
+    result = tool("bench", "decode", "-m", model, "-d", "0,2200", "--attention", "full,streaming,graph", "-n", 4, "-r", 2, "-f", book, "-o", "jsonl")
     rows = lines(result)
-    assert [(r["attention"], r["depth"]) for r in rows] == [(m, d) for d in (0, 1200) for m in ("full", "streaming", "graph")]
+    assert [(r["attention"], r["depth"]) for r in rows] == [(m, d) for d in (0, 2200) for m in ("full", "streaming", "graph")]
     for r in rows:
         rate = r["tokens_per_second"]
         assert 0 < rate["min"] <= rate["mean"] <= rate["max"]
         assert r["n"] == 4 and r["repeat"] == 2
     full, streaming, graph = rows[3:]
-    assert full["keys_attended"] == full["keys_held"] and 1200 <= full["keys_held"] <= 1210
+    assert full["keys_attended"] == full["keys_held"] and 2200 <= full["keys_held"] <= 2210
     assert streaming["keys_attended"] < full["keys_attended"] and streaming["n_graph"] == 0
     assert graph["n_graph"] > 0 and graph["keys_attended"] < full["keys_attended"]
 
@@ -169,14 +170,15 @@ def test_bench_prefill(tool, model):
 
 
 def test_eval_logits(tool, model, book):
-    def run(mode, *more):
-        return lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", 1200, "--attention", mode, "-o", "jsonl", *more))[0]
+    def run(mode, n_ctx, *more):
+        return lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", n_ctx, "--attention", mode, "-o", "jsonl", *more))[0]
 
-    full, flat_all, streaming, graph = run("full"), run("flat", "--attn-top-k", 4096), run("streaming"), run("graph")
+    full, flat_all = run("full", 900), run("flat", 900, "--attn-top-k", 4096)
+    streaming, graph = run("streaming", 2200), run("graph", 2200)
     for r in (full, flat_all):  # every key, found one way or the other
         assert r["kl"]["max"] < 1e-6 and r["top1_agreement"] == 1 and abs(r["perplexity_ratio"] - 1) < 1e-4
         assert r["keys_attended"] == r["keys_held"]
-    assert full["n"] == 24 and full["n_prompt"] + 24 == 1199
+    assert full["n"] == 24 and full["n_prompt"] + 24 == 899
     assert streaming["kl"]["mean"] > 1e-5 and streaming["n_graph"] == streaming["n_flat"] == 0
     assert graph["n_graph"] > 0 and graph["keys_attended"] < graph["keys_held"]
     assert graph["kl"]["mean"] < streaming["kl"]["mean"]
