@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <math.h>
 #include <string.h>
 
 /* What OpenAI documents for a token too unlikely to say; JSON has no minus infinity. */
@@ -60,16 +61,27 @@ void srv_answer_token(const srv_job *j, int32_t id, const char **ret, size_t *re
     eng_token_text(j->app->engine, id, true, ret, ret_len);
 }
 
+/* To six decimals. An answer may hold millions of these and the loop writes them: no printf. */
 void srv_answer_logprob(float v, srv_buf *out)
 {
-    srv_buf_number(out, v, UNLIKELY);
+    double x = v > UNLIKELY ? v : UNLIKELY; /* also for minus infinity and NaN */
+    srv_buf_add(out, "-", x < 0);
+    uint64_t micro = (uint64_t)(fabs(x) * 1e6 + 0.5);
+    srv_buf_uint(out, micro / 1000000);
+    char decimals[7] = ".";
+    micro %= 1000000;
+    for (int i = 6; i > 0; i--, micro /= 10)
+        decimals[i] = (char)('0' + micro % 10);
+    srv_buf_add(out, decimals, sizeof(decimals));
 }
 
 void srv_answer_bytes(const char *s, size_t n, srv_buf *out)
 {
     srv_buf_puts(out, "[");
-    for (size_t i = 0; i < n; i++)
-        srv_buf_printf(out, "%s%u", i ? "," : "", (unsigned char)s[i]);
+    for (size_t i = 0; i < n; i++) {
+        srv_buf_add(out, ",", i > 0);
+        srv_buf_uint(out, (unsigned char)s[i]);
+    }
     srv_buf_puts(out, "]");
 }
 

@@ -110,7 +110,9 @@ static void write_entry(const srv_job *j, int32_t id, float logprob, srv_buf *ou
     const char *s;
     size_t n;
     srv_answer_token(j, id, &s, &n);
-    srv_buf_printf(out, "{\"id\":%d,\"token\":", id);
+    srv_buf_puts(out, "{\"id\":");
+    srv_buf_uint(out, (uint64_t)id);
+    srv_buf_puts(out, ",\"token\":");
     srv_buf_string(out, s, n);
     srv_buf_puts(out, ",\"logprob\":");
     srv_answer_logprob(logprob, out);

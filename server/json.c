@@ -478,14 +478,18 @@ void srv_buf_puts(srv_buf *b, const char *s)
 void srv_buf_printf(srv_buf *b, const char *fmt, ...)
 {
     va_list ap;
+    if (!buf_room(b, 128))
+        return;
     va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    int n = vsnprintf(b->p + b->n, b->cap - b->n, fmt, ap);
     va_end(ap);
     if (n < 0 || !buf_room(b, (size_t)n))
         return;
-    va_start(ap, fmt);
-    vsnprintf(b->p + b->n, (size_t)n + 1, fmt, ap);
-    va_end(ap);
+    if ((size_t)n > 128) { /* it may not have fitted */
+        va_start(ap, fmt);
+        vsnprintf(b->p + b->n, (size_t)n + 1, fmt, ap);
+        va_end(ap);
+    }
     b->n += (size_t)n;
 }
 
@@ -521,6 +525,16 @@ void srv_buf_cstring(srv_buf *b, const char *s)
         srv_buf_string(b, s, strlen(s));
     else
         srv_buf_puts(b, "null");
+}
+
+void srv_buf_uint(srv_buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t at = sizeof(digits);
+    do
+        digits[--at] = (char)('0' + v % 10);
+    while (v /= 10);
+    srv_buf_add(b, digits + at, sizeof(digits) - at);
 }
 
 void srv_buf_number(srv_buf *b, double v, double other)

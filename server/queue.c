@@ -4,17 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_BEHIND = 1024 }; /* pieces of a stream that the loop has not taken */
+
 int srv_queue_init(srv_queue *q, void (*wake)(void *), void *ctx)
 {
     memset(q, 0, sizeof(*q));
     int rc = pthread_mutex_init(&q->lock, NULL);
     if (rc)
         return -rc;
-    rc = pthread_cond_init(&q->more, NULL);
-    if (rc) {
-        pthread_mutex_destroy(&q->lock);
-        return -rc;
-    }
+    pthread_cond_init(&q->more, NULL); /* these two cannot fail on Linux */
+    pthread_cond_init(&q->drained, NULL);
     q->wake = wake;
     q->wake_ctx = ctx;
     return 0;
@@ -23,6 +22,7 @@ int srv_queue_init(srv_queue *q, void (*wake)(void *), void *ctx)
 void srv_queue_done(srv_queue *q)
 {
     pthread_cond_destroy(&q->more);
+    pthread_cond_destroy(&q->drained);
     pthread_mutex_destroy(&q->lock);
 }
 
@@ -45,8 +45,10 @@ bool srv_queue_cancel(srv_queue *q, srv_job *j)
 {
     bool out = false;
     pthread_mutex_lock(&q->lock);
-    if (q->running == j)
+    if (q->running == j) {
         atomic_store(&q->cancel, true);
+        pthread_cond_signal(&q->drained);
+    }
     srv_job *before = NULL;
     for (srv_job *i = q->head; i; before = i, i = i->next) {
         if (i != j)
@@ -74,6 +76,7 @@ srv_job *srv_queue_news(srv_queue *q, srv_outbox *ret)
         j->dirty = false;
         *ret = j->outbox;
         memset(&j->outbox, 0, sizeof(j->outbox));
+        pthread_cond_signal(&q->drained);
     }
     pthread_mutex_unlock(&q->lock);
     return j;
@@ -148,6 +151,8 @@ int srv_queue_text(srv_queue *q, srv_job *j, const char *text, size_t len, const
     srv_outbox *o = &j->outbox;
     bool wake = false;
     pthread_mutex_lock(&q->lock);
+    while (j->stream && o->n_pieces >= MAX_BEHIND && !atomic_load(&q->cancel))
+        pthread_cond_wait(&q->drained, &q->lock);
     int rc = grow((void **)&o->pieces, &o->cap_pieces, o->n_pieces + 1, sizeof(*o->pieces));
     if (rc == 0)
         rc = grow((void **)&o->tokens, &o->cap_tokens, o->n_tokens + n_tokens, sizeof(*o->tokens));

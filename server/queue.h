@@ -11,7 +11,7 @@
 
 typedef struct {
     pthread_mutex_t lock;
-    pthread_cond_t more;
+    pthread_cond_t more, drained;
     srv_job *head, *tail; /* waiting; guarded by lock */
     uint32_t n_waiting;   /* guarded by lock */
     srv_job *running;     /* guarded by lock */
@@ -38,7 +38,7 @@ void srv_queue_stop(srv_queue *q);
 
 /* Engine: the next job, which is running from now on; NULL when none waits (wait false) or at the end (*ret_stop). */
 srv_job *srv_queue_take(srv_queue *q, bool wait, bool *ret_stop);
-/* Engine: appends text with its tokens. -ENOMEM */
+/* Engine: appends text with its tokens; waits while the loop is far behind with this stream, so that what waits is bounded. -ENOMEM */
 int srv_queue_text(srv_queue *q, srv_job *j, const char *text, size_t len, const eng_token *tokens, size_t n_tokens);
 void srv_queue_progress(srv_queue *q, srv_job *j, uint32_t done, uint32_t cached, uint32_t total, double ms);
 /* Engine: the job is the loop's again and must not be touched any more. */
