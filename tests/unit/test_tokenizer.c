@@ -313,6 +313,16 @@ START_TEST(test_merge_order)
 }
 END_TEST
 
+/* Of a merge given twice the first counts, as in llama.cpp: the second may not spoil its rank. */
+START_TEST(test_merge_twice)
+{
+    vocab v = {.pre = "gpt-2", .merges = {"a b", "b c", "a b"}, .more = {{"ab", 1}, {"bc", 1}}};
+    ck_assert_msg(!load(&one, &v), "%s", one.err);
+    EXPECT(&one, "abc", 0, NULL, 256, 'c');
+    unload(&one);
+}
+END_TEST
+
 /* Every pair's merge, naively: the lowest rank anywhere, leftmost, again and again. */
 static size_t merge_naively(const int *rank_of, const char *word, size_t n, int *ids)
 {
@@ -710,6 +720,7 @@ int main(void)
     tcase_add_loop_test(c, test_splits_invalid_utf8, 0, 4);
     tcase_add_loop_test(c, test_splits_long_runs, 0, 4);
     tcase_add_test(c, test_merge_order);
+    tcase_add_test(c, test_merge_twice);
     tcase_add_test(c, test_merge_against_naive);
     tcase_add_test(c, test_byte_without_token);
     tcase_add_test(c, test_whole_words);
