@@ -8,9 +8,10 @@ import os
 import sys
 import time
 
+# Questions that a model of 135 million parameters answers from the text.
 QUESTIONS = (
-    "What was the name of Naomi's husband?",
-    "What did the LORD prepare to swallow up Jonah?",
+    "From which country did Ruth come?",
+    "Which city did God tell Jonah to go to?",
 )
 
 
@@ -28,7 +29,7 @@ class Progress:
 
     def show(self, text):
         now = time.monotonic()
-        if text == self.text or now - self.last < (0.1 if self.terminal else 2):
+        if text == self.text or now - self.last < (0.1 if self.terminal else 5):
             return
         self.last, self.text = now, text
         print(f"\r\033[K{text}" if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
@@ -60,12 +61,13 @@ def get(port, path):
         connection.close()
 
 
-def wait_for(args, what, condition, seconds):
-    """Polls until condition() is true; it may raise OSError while the daemon is not up yet."""
-    progress, start = Progress(), time.monotonic()
+def wait_for(args, what, remaining, seconds):
+    """Polls until remaining() gives 0; it may raise OSError while the daemon is not up yet."""
+    progress, start, count = Progress(), time.monotonic(), None
     while True:
         try:
-            if condition():
+            count = remaining()
+            if count == 0:
                 progress.clear()
                 return
         except (OSError, http.client.HTTPException, ValueError):
@@ -77,7 +79,7 @@ def wait_for(args, what, condition, seconds):
         if waited > seconds:
             progress.clear()
             raise Failure(f"gave up after {seconds} s: {what}")
-        progress.show(f"{what} ... {waited:.0f} s")
+        progress.show(f"{what}, {waited:.0f} s" + (f": {count} to go" if count else ""))
         time.sleep(0.05)
 
 
@@ -92,7 +94,7 @@ def ask(port, document, question, attention):
     """Streams one answer. Returns its text, usage, timings and the time to the first piece of text."""
     body = {
         "messages": [{"role": "user", "content": f"{document}\n\n{question}"}],
-        "max_tokens": 64,
+        "max_tokens": 48,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -148,13 +150,13 @@ def main():
     with open(args.document, encoding="utf-8") as f:
         document = f.read().rstrip("\n")
 
-    wait_for(args, "loading the model", lambda: get(args.port, "/health")[0] == 200, 300)
+    wait_for(args, "loading the model", lambda: 0 if get(args.port, "/health")[0] == 200 else None, 300)
     print(f"The document: {args.document}, {len(document.encode())} bytes\n")
     failures = []
     for i, question in enumerate(QUESTIONS):
         if i == 1:
             # At this length a scan would do as well; the demonstration asks for the graph, so it must be there.
-            wait_for(args, "building the index", lambda: get(args.port, "/props")[1].get("index_pending") == 0, 600)
+            wait_for(args, "building the index", lambda: get(args.port, "/props")[1].get("index_pending"), 600)
         print(f"Question: {question}\nAnswer: ", end="", flush=True)
         text, usage, timings, first = ask(args.port, document, question, "graph" if i == 1 else None)
         cached = report(usage, timings, first)
