@@ -26,7 +26,9 @@ static const struct {
     {idx_link_merge, .19f},
     {idx_link_reach, .01f},
     {emit, .01f},
+    {idx_tune, .05f},
 };
+enum { DEFAULT_SPARE = 128 }; /* without training queries to measure it by */
 enum { N_PHASES = sizeof phases / sizeof phases[0] };
 
 idx_graph_params idx_graph_params_default(void)
@@ -79,6 +81,8 @@ int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_gr
         r = idx_knn_new(b);
     if (!r)
         r = idx_link_new(b);
+    if (!r)
+        r = idx_tune_new(b);
     if (r < 0) {
         idx_builder_free(b);
         return r;
@@ -99,6 +103,7 @@ void idx_builder_free(idx_builder *b)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
     idx_free(b->result);
+    idx_scratch_free(b->tune_scratch);
     free(b);
 }
 
@@ -125,7 +130,7 @@ static bool emit(idx_builder *b)
                     .dim = b->keys.dim,
                     .max_degree = b->links.stride,
                     .n_entries = b->n_entries,
-                    .effort = 2,
+                    .spare = DEFAULT_SPARE,
                     .n_links = n_links,
                     .bytes = bytes};
     memcpy(arena, &h, sizeof h);

@@ -51,6 +51,12 @@ struct idx_builder {
     uint32_t *queue, n_queue;    /* [n] */
     uint32_t n_reached;
 
+    /* graph_tune.c */
+    uint32_t n_tune;     /* training positions kept for measuring */
+    uint32_t *tune_hits; /* [n_tune][group][1 + TUNE_K]: their exact hits: how many, the best first */
+    uint32_t tune_missed, tune_of, tune_missed_best, tune_of_best;
+    idx_scratch *tune_scratch;
+
     /* scratch */
     float *q, *rows, *scores, *tmp;
     uint32_t *cand, n_cand;        /* [IDX_MAX_GATHER + 16] */
@@ -78,5 +84,12 @@ bool idx_link_reverse(idx_builder *b);
 bool idx_link_connect(idx_builder *b);
 bool idx_link_merge(idx_builder *b);
 bool idx_link_reach(idx_builder *b);
+
+/* graph_tune.c */
+int idx_tune_new(idx_builder *b);
+bool idx_tune(idx_builder *b);
+/* Whether a training position is kept for measuring, and then its number. */
+bool idx_tune_owns(const idx_builder *b, uint32_t position, uint32_t *ret);
+void idx_tune_take(idx_builder *b, uint32_t number); /* the hits in b->tops are this one's */
 
 #endif

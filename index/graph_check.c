@@ -49,8 +49,8 @@ static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t 
         return bad(err, errlen, "index is for %u keys of %u dimensions, not %u of %u", h->n, h->dim, n, dim);
     if (!h->max_degree || h->max_degree > IDX_MAX_DEGREE || memcmp(h->reserved, zero, sizeof zero) != 0)
         return bad(err, errlen, "damaged index header");
-    if (!(h->effort >= 1 && h->effort <= IDX_MAX_EFFORT))
-        return bad(err, errlen, "search effort out of bounds");
+    if (!h->spare || h->spare > IDX_MAX_SPARE)
+        return bad(err, errlen, "search width out of bounds");
     size_t expected = idx_arena_bytes(h->n, h->n_entries, h->n_links);
     if (!expected || h->bytes != expected || bytes != expected)
         return bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, expected);

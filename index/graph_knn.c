@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCAN_PIECE = 4096, QUERY_PIECE = 512, ENTRY_QUERIES = 1024 };
+enum { SCAN_PIECE = 4096, QUERY_PIECE = 512, ENTRY_QUERIES = 1024, OPEN_EVERY = 4 };
 
 int idx_knn_new(idx_builder *b)
 {
@@ -26,14 +26,17 @@ int idx_knn_new(idx_builder *b)
     return 0;
 }
 
-/* at = training position, sub = first row not yet scanned. Causal: a query meets only the rows it could attend to when it was made. */
+/* at = training position, sub = first row not yet scanned. Causal: a query meets only the rows it could attend to when it was made. Every
+ * fourth meets all rows, because else the newest keys have hardly any training query (measured at 32K keys: recall .984 -> .991). */
 bool idx_knn_search(idx_builder *b)
 {
     uint32_t m = b->train.m, group = b->train.group, dim = b->keys.dim, n = b->keys.n;
     if (b->at == m)
         return true;
     size_t i = (size_t)b->at;
-    uint32_t rows = b->train.pos[i] >= n ? n : b->train.pos[i] + 1;
+    uint32_t number;
+    bool tune = idx_tune_owns(b, (uint32_t)i, &number);
+    uint32_t rows = (i % OPEN_EVERY == 0 && !tune) || b->train.pos[i] >= n ? n : b->train.pos[i] + 1;
     if (!b->sub) {
         idx_rows q = {b->train.q + i * group * dim, (size_t)dim * 2, group, dim, IDX_F16};
         b->k->widen(b->q, &q, NULL, 0, group);
@@ -45,6 +48,12 @@ bool idx_knn_search(idx_builder *b)
     b->sub = end;
     if (end < rows)
         return false;
+    b->sub = 0;
+    b->at++;
+    if (tune) {
+        idx_tune_take(b, number);
+        return false;
+    }
     for (uint32_t h = 0; h < group; h++) {
         idx_top *t = &b->tops[h];
         idx_top_finish(b->k, t, b->tmp);
@@ -54,8 +63,6 @@ bool idx_knn_search(idx_builder *b)
         for (uint32_t j = 0; j < p; j++)
             b->pivots.first[t->ids[j] + 2]++;
     }
-    b->sub = 0;
-    b->at++;
     return false;
 }
 

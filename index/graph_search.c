@@ -1,9 +1,10 @@
 /* One best-first search for the whole query group.
  *
- * A node is scored for all heads when it is met, and expanded when some head has it among its best `keep` = effort * top_k so far (or,
- * under a dynamic budget, near enough to its best score); what no head wants any more is dropped when it comes up. So the width of the
- * beam follows each head's own scores: a head with few keys above its threshold stops early, a flat one goes on.
- * Heads share a frontier ordered by the margin over the head's threshold, in units of the distance from there to its best score.
+ * A node is scored for all heads when it is met, and expanded when some head has it among the best `want` keys it has met so far; want =
+ * the number of hits + spare, where the hits are top_k under a plain budget, and those met within beta of the best under a dynamic one.
+ * What no head wants any more is dropped when it comes up. So the beam's width follows each head's own scores: a head with few keys above
+ * its threshold stops early, a flat one goes on. Heads share one frontier, ordered by how far a score lies above the head's threshold, in
+ * units of the distance from there to its best score.
  */
 #include "private.h"
 
@@ -54,45 +55,32 @@ static idx_node pop(idx_scratch *s)
     return top;
 }
 
-static void visit(search *x, uint32_t id)
-{
-    if (x->s->stamp[id] == x->s->generation)
-        return;
-    x->s->stamp[id] = x->s->generation;
-    const uint8_t *row = idx_row(x->keys, id);
-    for (size_t i = 0; i < x->keys->dim * idx_type_size(x->keys->type); i += 64)
-        __builtin_prefetch(row + i);
-    x->pending[x->n_pending++] = id;
-}
-
-/* Sets the head's threshold: the score of its want-th best key so far, want = effort * (hits so far), at least IDX_MIN_KEEP. And its gain:
- * a score s is worth (s - best) * gain + 1, which is 1 for the best key and 0 at the threshold. */
+/* Sets a head's threshold, the score of its want-th best key so far, and its gain: a score s is worth (s - best) * gain + 1, which is 1 for
+ * the best key and 0 at the threshold. */
 static void retarget(search *x, uint32_t h)
 {
-    idx_scratch *s = x->s;
-    const idx_top *t = &s->tops[h];
-    float best = fmaxf(t->best, x->q->floor ? x->q->floor[h] : -INFINITY), low = t->best;
-    uint32_t hits = t->n;
+    const idx_top *t = &x->s->tops[h];
+    idx_aim *a = &x->s->heads[h];
+    uint32_t want = t->keep;
     if (x->q->budget.beta > 0) {
-        hits = 0;
+        float least = fmaxf(t->best, x->q->floor ? x->q->floor[h] : -INFINITY) - x->q->budget.beta;
+        want = x->ix->header->spare;
         for (uint32_t i = 0; i < t->n; i++)
-            hits += t->scores[i] >= best - x->q->budget.beta;
+            want += t->scores[i] >= least;
+        if (want > t->keep)
+            want = t->keep;
     }
-    float want_f = (float)hits * x->ix->header->effort;
-    uint32_t want = want_f < (float)t->keep ? (uint32_t)want_f : t->keep;
-    if (want < IDX_MIN_KEEP)
-        want = IDX_MIN_KEEP;
-    if (x->q->budget.beta > 0 ? want <= t->n : t->keep <= t->n) {
-        low = idx_kth(x->k, t->scores, t->n, want, s->tmp);
-        s->heads[h].threshold = low;
+    float low = t->best;
+    if (t->n >= want) {
+        low = a->threshold = idx_kth(x->k, t->scores, t->n, want, x->s->tmp);
     } else {
+        a->threshold = -INFINITY;
         for (uint32_t i = 0; i < t->n; i++)
             low = fminf(low, t->scores[i]);
-        s->heads[h].threshold = -INFINITY;
     }
-    s->heads[h].best = t->n ? t->best : 0;
-    s->heads[h].gain = t->n && t->best > low ? 1 / (t->best - low) : 1;
-    s->heads[h].next = t->n + t->n / 8 + 16;
+    a->best = t->n ? t->best : 0;
+    a->gain = t->n && t->best > low ? 1 / (t->best - low) : 1;
+    a->next = t->n + t->n / 8 + 16;
 }
 
 /* Scores up to 16 pending nodes. */
@@ -149,28 +137,24 @@ static void score_pending(search *x, bool all)
     x->n_pending -= at;
 }
 
-static bool still_wanted(const idx_scratch *s, const idx_node *node)
+/* Marks a node as met and queues it for scoring. Good keys outside the range lead to good ones inside, but must not become the whole
+ * search: beyond a share of it they are passed over. */
+static void visit(search *x, uint32_t id)
 {
-    return node->score >= s->heads[node->head].threshold;
-}
-
-static void expand(search *x, uint32_t id)
-{
-    bool in = id >= x->q->lo && id < x->q->hi;
-    if (in) {
-        x->inside++;
-    } else {
-        /* Good hits outside the range lead to good hits inside, but must not become the whole search. */
-        if (x->outside >= x->inside + 64)
+    if (x->s->stamp[id] == x->s->generation)
+        return;
+    if (x->n_pending == IDX_TILE)
+        score_pending(x, false);
+    x->s->stamp[id] = x->s->generation;
+    if (id < x->q->lo || id >= x->q->hi) {
+        if (x->outside >= x->visited / 8 + 256)
             return;
         x->outside++;
     }
-    const idx_index *ix = x->ix;
-    for (uint32_t i = ix->first[id]; i < ix->first[id + 1]; i++) {
-        if (x->n_pending == IDX_TILE)
-            score_pending(x, false);
-        visit(x, ix->links[i]);
-    }
+    const uint8_t *row = idx_row(x->keys, id);
+    for (size_t i = 0; i < x->keys->dim * idx_type_size(x->keys->type); i += 64)
+        __builtin_prefetch(row + i);
+    x->pending[x->n_pending++] = id;
 }
 
 uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s)
@@ -182,23 +166,14 @@ uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_q
     }
     s->n_frontier = 0;
     for (uint32_t h = 0; h < q->group; h++) {
-        double keep = (double)s->tops[h].keep * (double)ix->header->effort;
-        if (keep < IDX_MIN_KEEP)
-            keep = IDX_MIN_KEEP;
-        idx_top_reset(&s->tops[h], keep < s->max_keep ? (uint32_t)keep : s->max_keep, INFINITY, -INFINITY);
+        idx_top_reset(&s->tops[h], s->tops[h].keep + ix->header->spare, INFINITY, -INFINITY);
         s->heads[h] = (idx_aim){.threshold = -INFINITY, .gain = 1, .next = 1};
     }
-    for (uint32_t i = 0; i < q->n_seeds; i++) {
-        if (x.n_pending == IDX_TILE)
-            score_pending(&x, false);
+    for (uint32_t i = 0; i < q->n_seeds; i++)
         if (q->seeds[i] < keys->n)
             visit(&x, q->seeds[i]);
-    }
-    for (uint32_t i = 0; i < ix->header->n_entries; i++) {
-        if (x.n_pending == IDX_TILE)
-            score_pending(&x, false);
+    for (uint32_t i = 0; i < ix->header->n_entries; i++)
         visit(&x, ix->entries[i]);
-    }
     score_pending(&x, true);
     while (s->n_frontier || x.n_pending) {
         if (!s->n_frontier || x.n_pending >= IDX_BLOCK) {
@@ -206,8 +181,20 @@ uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_q
             continue;
         }
         idx_node node = pop(s);
-        if (still_wanted(s, &node))
-            expand(&x, node.id);
+        if (node.score < s->heads[node.head].threshold)
+            continue;
+        for (uint32_t i = ix->first[node.id]; i < ix->first[node.id + 1]; i++)
+            visit(&x, ix->links[i]);
+    }
+
+    /* A head that met too few keys was cut off by the range. */
+    bool starved = false;
+    for (uint32_t h = 0; h < q->group; h++)
+        starved |= s->heads[h].threshold == -INFINITY;
+    if (starved && x.visited - x.outside < q->hi - q->lo) {
+        for (uint32_t h = 0; h < q->group; h++)
+            idx_top_reset(&s->tops[h], s->tops[h].keep, INFINITY, -INFINITY);
+        x.visited += idx_flat_search(keys, q, s);
     }
     return x.visited;
 }

@@ -38,12 +38,11 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     idx_scratch *s = calloc(1, sizeof *s);
     if (!s)
         return -ENOMEM;
-    double keep = (double)max_k * IDX_MAX_EFFORT + IDX_MIN_KEEP;
     s->max_n = max_n;
     s->max_dim = max_dim;
     s->max_group = max_group;
     s->max_k = max_k < max_n ? max_k : max_n;
-    s->max_keep = keep < max_n ? (uint32_t)keep : max_n;
+    s->max_keep = s->max_k + IDX_MAX_SPARE;
     size_t dim_pad = idx_dim_pad(max_dim), cap = idx_top_cap(s->max_keep);
     s->q = idx_alloc(max_group * dim_pad, sizeof *s->q);
     s->rows = idx_alloc(IDX_BLOCK * dim_pad, sizeof *s->rows);

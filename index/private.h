@@ -16,17 +16,14 @@ enum {
     IDX_MAX_GROUP = 1024,
     IDX_MAX_DEGREE = 1024,
     IDX_MAX_ENTRIES = 4096,
-    IDX_MIN_KEEP = 64, /* nodes a graph search keeps at least, however few are wanted */
+    IDX_MAX_SPARE = 1024,
 };
-
-/* The largest `effort` an arena may name. */
-#define IDX_MAX_EFFORT 8.0f
 
 typedef struct {
     uint32_t magic, version, kind, n, dim;
     uint32_t max_degree; /* bound on a node's links */
     uint32_t n_entries;
-    float effort; /* nodes a search keeps for each one it must return (graph_search.c) */
+    uint32_t spare; /* keys a search keeps for a head beyond those it returns: the width of its beam (graph_tune.c) */
     uint64_t n_links, bytes;
     uint32_t reserved[4]; /* zero */
 } idx_header;
