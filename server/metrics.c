@@ -31,7 +31,7 @@ static void allocator(srv_buf *b)
 
 static void engine(srv_buf *b, const eng_stats *s)
 {
-    double computed = (double)(s->prompt_tokens - s->cached_tokens), predicted = (double)s->predicted_tokens;
+    double computed = (double)s->prompt_tokens, predicted = (double)s->predicted_tokens;
     metric(b, "counter", "llamacpp:prompt_tokens_total", "Prompt tokens computed.", computed);
     metric(b, "counter", "llamacpp:prompt_seconds_total", "Seconds spent on prompts.", s->prompt_seconds);
     metric(b, "counter", "llamacpp:tokens_predicted_total", "Tokens generated.", predicted);

@@ -1,156 +1,41 @@
-"""Starts the daemon for the HTTP tests.
+"""Daemons for the HTTP tests.
 
-RETRIEVALD_FAKE_BIN: the program with the engine of tests/unit/fake_engine.c, which most tests use: what it answers is steered by the prompt.
-RETRIEVALD_BIN and RETRIEVALD_SMOLLM2: the real program and model; tests that need them are skipped, with the reason, where one is not set.
+RETRIEVALD_FAKE_BIN (default build/tests/retrievald-fake): the program with the engine of tests/unit/fake_engine.c, which most tests use: what it
+answers is steered by the prompt. RETRIEVALD_BIN (or RETRIEVALD; default build/server/retrievald) and RETRIEVALD_SMOLLM2: the real program and
+model; without the model, tests that need it are skipped.
 """
 
-import json
 import os
-import re
-import signal
-import socket
-import subprocess
+import pathlib
 import tempfile
-import threading
 
 import pytest
-import requests
+from daemon import Daemon
 
-START_SECONDS = 120
-STOP_SECONDS = 60
-
-
-class Daemon:
-    """A daemon on a free port. Its log is in .lines."""
-
-    def __init__(self, binary, model, *args, env=None, wait=True):
-        command = [binary, "serve", "-m", model, "--port", "0", *args]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}, text=True, errors="replace")
-        self.lines = []
-        self.port = None
-        self.listening = threading.Event()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-        if not self.listening.wait(START_SECONDS) or self.port is None:
-            self.process.kill()
-            raise RuntimeError("the daemon did not listen:\n" + "".join(self.lines))
-        self.base = f"http://127.0.0.1:{self.port}"
-        if wait:
-            self.wait_ready()
-
-    def _read(self):
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = re.search(r"listening on http://.*:(\d+)", line)
-            if found:
-                self.port = int(found.group(1))
-                self.listening.set()
-        self.listening.set()
-
-    def wait_ready(self):
-        until(lambda: requests.get(self.base + "/health", timeout=60).status_code == 200, START_SECONDS)
-
-    def get(self, path, **kw):
-        return requests.get(self.base + path, timeout=120, **kw)
-
-    def post(self, path, body, **kw):
-        return requests.post(self.base + path, json=body, timeout=300, **kw)
-
-    def stream(self, path, body):
-        """All events of a stream: parsed chunks, "[DONE]" as text; comments as ":"."""
-        answer = requests.post(self.base + path, json={**body, "stream": True}, stream=True, timeout=300)
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["Content-Type"].startswith("text/event-stream")
-        return list(events(answer))
-
-    def metrics(self):
-        return parse_metrics(self.get("/metrics").text)
-
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
-
-    def stop(self, sig=signal.SIGTERM):
-        """The exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(sig)
-        return self.join()
-
-    def join(self):
-        try:
-            status = self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        self.reader.join()
-        assert not any("Sanitizer" in line or "runtime error" in line for line in self.lines), "".join(self.lines)
-        return status
+BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
 
 
-def until(condition, seconds=60):
-    """Waits for something another process does; what is tested never depends on how long it takes."""
-    tick = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        tick.wait(0.01)
-    raise AssertionError("did not happen")
-
-
-def events(answer):
-    for raw in answer.iter_lines(delimiter=b"\n\n"):
-        line = raw.decode()
-        if line.startswith(":"):
-            yield ":"
-        elif line:
-            assert line.startswith("data: "), line
-            data = line[len("data: ") :]
-            yield data if data == "[DONE]" else json.loads(data)
-
-
-def parse_metrics(text):
-    values = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            assert re.fullmatch(r"# (HELP \S+ .+|TYPE \S+ (counter|gauge))", line), line
-        else:
-            found = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-z]+="[^"]*"\})? (\S+)', line)
-            assert found, line
-            values[found.group(1) + (found.group(2) or "")] = float(found.group(3))
-    return values
-
-
-def exchange(port, data, half_close=False):
-    """Sends raw bytes, returns all that comes back until the server closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as s:
-        s.sendall(data)
-        if half_close:
-            s.shutdown(socket.SHUT_WR)
-        return receive_all(s)
-
-
-def receive_all(s):
-    got = b""
-    while True:
-        try:
-            more = s.recv(65536)
-        except ConnectionResetError:
-            return got
-        if not more:
-            return got
-        got += more
-
-
-def request_bytes(path, body, *headers, method="POST"):
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(raw)}", *headers]
-    return "\r\n".join(head).encode() + b"\r\n\r\n" + raw
+def program(default, *names):
+    path = next((os.environ[n] for n in names if os.environ.get(n)), str(default))
+    assert os.access(path, os.X_OK), f"{path} is not built"
+    return path
 
 
 @pytest.fixture(scope="session")
 def fake_bin():
-    path = os.environ.get("RETRIEVALD_FAKE_BIN")
+    return program(BUILD / "tests/retrievald-fake", "RETRIEVALD_FAKE_BIN")
+
+
+@pytest.fixture(scope="session")
+def real_bin():
+    return program(BUILD / "server/retrievald", "RETRIEVALD_BIN", "RETRIEVALD")
+
+
+@pytest.fixture(scope="session")
+def real_model():
+    path = os.environ.get("RETRIEVALD_SMOLLM2")
     if not path:
-        pytest.skip("RETRIEVALD_FAKE_BIN is not set")
+        pytest.skip("RETRIEVALD_SMOLLM2 does not name the model")
     return path
 
 
@@ -185,10 +70,7 @@ def fake(fake_bin, fake_model):
 
 
 @pytest.fixture(scope="session")
-def real():
-    binary, model = os.environ.get("RETRIEVALD_BIN"), os.environ.get("RETRIEVALD_SMOLLM2")
-    if not binary or not model:
-        pytest.skip("RETRIEVALD_BIN or RETRIEVALD_SMOLLM2 is not set")
-    d = Daemon(binary, model, "-c", "4096")
+def real(real_bin, real_model):
+    d = Daemon(real_bin, real_model, "-c", "4096")
     yield d
     assert d.stop() == 0

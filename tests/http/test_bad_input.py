@@ -4,7 +4,7 @@ import json
 
 import pytest
 import requests
-from conftest import exchange, request_bytes
+from daemon import exchange, request_bytes
 
 CHAT, TEXT, TOKENIZE, DETOKENIZE, TEMPLATE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/apply-template"
 USER = [{"role": "user", "content": "x"}]

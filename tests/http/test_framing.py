@@ -4,7 +4,7 @@ import re
 import socket
 
 import pytest
-from conftest import exchange, receive_all
+from daemon import Daemon, exchange, receive_all
 
 BODY = b'{"prompt":"[[say:a]]"}'
 LENGTH = b"Content-Length: %d" % len(BODY)
@@ -75,7 +75,9 @@ def test_head_too_large(fake):
     assert got.startswith((b"HTTP/1.1 414", b"HTTP/1.1 431"))
 
 
-@pytest.mark.parametrize("garbage", [b"\x00" * 100 + b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 200 + b"\r\n\r\n", b"GET\r\n\r\n", b"\r\n" * 50])
+@pytest.mark.parametrize(
+    "garbage", [b"\x00" * 100 + b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 200 + b"\r\n\r\n", b"GET\r\n\r\n", b"\r\n" * 50]
+)
 def test_garbage(fake, garbage):
     with fake.connect() as s:
         s.sendall(garbage)
@@ -99,8 +101,6 @@ def test_host(named, host, good):
 
 @pytest.fixture(scope="module")
 def named(fake_bin, fake_model):
-    from conftest import Daemon
-
     d = Daemon(fake_bin, fake_model, "--allowed-hosts", "a.example, b.example:81")
     yield d
     assert d.stop() == 0

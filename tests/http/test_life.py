@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import requests
-from conftest import Daemon, events, exchange, receive_all, request_bytes, until
+from daemon import events, exchange, receive_all, request_bytes, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -2,6 +2,7 @@
 
 import openai
 import pytest
+from daemon import until
 
 
 @pytest.fixture(params=["fake", "real"])
@@ -32,7 +33,9 @@ def test_chat(client):
 
 
 def test_chat_stream(client):
-    whole = client.chat.completions.create(model="m", messages=ASK, max_completion_tokens=8, temperature=0, extra_body={"attention": {"mode": "full"}})
+    whole = client.chat.completions.create(
+        model="m", messages=ASK, max_completion_tokens=8, temperature=0, extra_body={"attention": {"mode": "full"}}
+    )
     role, text, reasons, usage = [], "", [], None
     for chunk in client.chat.completions.create(model="m", messages=ASK, max_completion_tokens=8, temperature=0, stream=True,
                                                 stream_options={"include_usage": True}, extra_body={"attention": {"mode": "full"}}):  # fmt: skip
@@ -65,7 +68,9 @@ def test_completions(client):
     assert a.choices[0].finish_reason == "length" and a.usage.completion_tokens == 6
     assert "".join(l.tokens) == a.choices[0].text and len(l.token_logprobs) == 6 and all(len(t) == 3 for t in l.top_logprobs)
     assert l.text_offset == [len("".join(l.tokens[:i])) for i in range(6)]
-    text = "".join(c.choices[0].text for c in client.completions.create(model="m", prompt="Once upon a time", max_tokens=6, temperature=0, stream=True))
+    text = "".join(
+        c.choices[0].text for c in client.completions.create(model="m", prompt="Once upon a time", max_tokens=6, temperature=0, stream=True)
+    )
     assert text == a.choices[0].text
 
 
@@ -90,8 +95,6 @@ def test_error_in_a_stream(fake):
 
 
 def test_closing_a_stream_cancels(fake):
-    from conftest import until
-
     client = openai.OpenAI(base_url=fake.base + "/v1", api_key="none", max_retries=0)
     before = fake.metrics()["retrievald_requests_cancelled_total"]
     stream = client.completions.create(model="m", prompt="[[gate:/nonexistent/gate]]", stream=True)

@@ -1,13 +1,12 @@
 """The real model through HTTP: what the fake engine cannot show."""
 
 import json
-import os
 import pathlib
 import socket
 import subprocess
 
 import pytest
-from conftest import request_bytes, until
+from daemon import request_bytes, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
@@ -113,7 +112,15 @@ def test_graph_is_built_and_used(real):
 
 
 def test_seed(real):
-    body = {"prompt": "My favourite animal is", "max_tokens": 16, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "attention": {"mode": "full"}}
+    body = {
+        "prompt": "My favourite animal is",
+        "max_tokens": 16,
+        "temperature": 1.5,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+        "attention": {"mode": "full"},
+    }
     text = lambda **more: real.post(TEXT, {**body, **more}).json()["choices"][0]["text"]
     assert text(seed=1) == text(seed=1)
     assert len({text(seed=i) for i in range(4)}) > 1
@@ -160,12 +167,9 @@ def test_metrics_add_up(real):
     assert grown("llamacpp:prompt_seconds_total") > 0
 
 
-def test_broken_model(tmp_path):
-    binary, model = os.environ.get("RETRIEVALD_BIN"), os.environ.get("RETRIEVALD_SMOLLM2")
-    if not binary or not model:
-        pytest.skip("RETRIEVALD_BIN or RETRIEVALD_SMOLLM2 is not set")
+def test_broken_model(tmp_path, real_bin, real_model):
     cut = tmp_path / "cut.gguf"
-    with open(model, "rb") as f:
+    with open(real_model, "rb") as f:
         cut.write_bytes(f.read(1 << 20))
-    r = subprocess.run([binary, "serve", "-m", str(cut), "--port", "0"], capture_output=True, text=True, timeout=120)
+    r = subprocess.run([real_bin, "serve", "-m", str(cut), "--port", "0"], capture_output=True, text=True, timeout=120)
     assert r.returncode == 1 and "cut.gguf" in r.stderr

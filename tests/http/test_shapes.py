@@ -1,8 +1,10 @@
 """What answers look like, on the fake engine: OpenAI's shapes, llama-server's additions."""
 
+import threading
+
 import pytest
-from conftest import events
 import requests
+from daemon import events, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -89,7 +91,9 @@ def test_characters_stay_whole(fake, path, say):
 
 
 @pytest.mark.parametrize("path, say", [(CHAT, chat), (TEXT, text)])
-@pytest.mark.parametrize("stop, expected", [("STOP", "one "), (["xx", "two", "STOP"], "one "), (["never"], "one STOP two"), ("", "one STOP two"), ([], "one STOP two")])
+@pytest.mark.parametrize(
+    "stop, expected", [("STOP", "one "), (["xx", "two", "STOP"], "one "), (["never"], "one STOP two"), ("", "one STOP two"), ([], "one STOP two")]
+)
 def test_stop(fake, path, say, stop, expected):
     body = say("one STOP two", stop=stop)
     choice = fake.post(path, body).json()["choices"][0]
@@ -211,8 +215,6 @@ def test_background_work_runs_when_idle(start):
     """The fake wants three turns of eng_idle after each session."""
     d = start()
     d.post(TEXT, {"prompt": "x", "max_tokens": 1})
-    from conftest import until
-
     until(lambda: d.get("/props").json()["index_pending"] == 0)
     assert d.metrics()["retrievald_index_pending"] == 0
 
@@ -223,25 +225,28 @@ def test_background_work_runs_when_idle(start):
 def test_template(fake):
     a = fake.post("/apply-template", {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]})
     assert a.json() == {"prompt": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"}
-    a = fake.post("/apply-template", {"messages": [{"role": "developer", "content": [{"type": "text", "text": "S"}]}], "add_generation_prompt": False})
+    a = fake.post(
+        "/apply-template", {"messages": [{"role": "developer", "content": [{"type": "text", "text": "S"}]}], "add_generation_prompt": False}
+    )
     assert a.json() == {"prompt": "<|im_start|>system\nS<|im_end|>\n"}
 
 
 def test_content_never_parses_special_tokens(fake):
     """Control tokens in what the user wrote stay text: ten bytes, not one token."""
+
     def tokens(content):
         return fake.post(CHAT, {"messages": [{"role": "user", "content": content}], "max_tokens": 1}).json()["usage"]["prompt_tokens"]
 
     assert tokens("<|im_end|>") == tokens("0123456789")
-    assert fake.post("/apply-template", {"messages": [{"role": "user", "content": "<|im_end|>"}]}).json()["prompt"].startswith(
-        "<|im_start|>user\n<|im_end|><|im_end|>\n"
+    assert (
+        fake.post("/apply-template", {"messages": [{"role": "user", "content": "<|im_end|>"}]})
+        .json()["prompt"]
+        .startswith("<|im_start|>user\n<|im_end|><|im_end|>\n")
     )
 
 
 def test_hung_template_costs_one_request(fake):
     """While a render hangs until its limit, others are answered."""
-    import threading
-
     slow = []
     t = threading.Thread(target=lambda: slow.append(fake.post("/apply-template", {"messages": [{"role": "user", "content": "[[render-hang]]"}]})))
     t.start()

@@ -314,7 +314,7 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
     s->timings.cache_n = (uint32_t)s->n_cached;
     s->timings.prompt_n = total - s->timings.cache_n;
     s->timings.prompt_ms = 1;
-    s->e->prompt_tokens += total;
+    s->e->prompt_tokens += s->timings.prompt_n;
     s->e->cached_tokens += s->n_cached;
     return 0;
 }
