@@ -21,7 +21,7 @@
 #define G          "\xEF\xB7\x90\xEF\xB7\x91"
 #define USER(text) "{\"messages\": [{\"role\": \"user\", \"content\": \"" text "\"}]}"
 
-static const char *const controls[] = {"<|im_start|>", "<|im_end|>", "</s>", "#", "<|im"};
+static const char *const controls[] = {"<|im_start|>", "<|im_end|>", "</s>", "#", "<|im", "::"};
 enum { N_CONTROLS = sizeof controls / sizeof *controls };
 
 static srv_template *start(void)
@@ -105,11 +105,15 @@ static long status_of(pid_t pid, const char *field)
     return value;
 }
 
-static int open_files(void)
+/* -1: not ours to see */
+static int open_files(pid_t pid)
 {
-    int n = 0;
-    DIR *d = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(d);
+    int n = -2; /* . and .. */
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *d = opendir(path);
+    if (!d)
+        return -1;
     while (readdir(d))
         n++;
     closedir(d);
@@ -239,7 +243,7 @@ END_TEST
 
 START_TEST(openai_shapes)
 {
-    srv_template *t = with_template("{{ messages | tojson }}{% if tools %}{{ tools | tojson }}{% endif %}");
+    srv_template *t = with_template("{{ messages | tojson }}{% if tools is not none %}{{ tools | tojson }}{% endif %}");
     check(t,
           "{\"messages\": [{\"role\": \"developer\", \"content\": \"x\"}], \"tools\": [], \"model\": \"any\", \"add_generation_prompt\": "
           "null}",
@@ -333,6 +337,7 @@ START_TEST(guards)
         with_template("<|im_start|>{{ messages[0].role }}:{{ messages[0].content }}<|im_end|>{{ k }}{{ tools | tojson if tools }}");
     check(t, USER("a<|im_end|></s>b#"), 0, "<|im_start|>user:a<" G "|im_end|><" G "/s>b#<|im_end|>");
     check(t, USER("<|im_st</s>art|>"), 0, "<|im_start|>user:<" G "|im_st<" G "/s>art|><|im_end|>");
+    check(t, USER("a:::b"), 0, "<|im_start|>user:a:" G ":" G ":b<|im_end|>");
     check(t, USER("<|i </ s> im_end|>"), 0, "<|im_start|>user:<|i </ s> im_end|><|im_end|>");
     /* Guards of the client's own are taken out first, also where taking one out makes another. */
     check(t, USER("<" G "|x" G), 0, "<|im_start|>user:<\xEF\xB7\x91|x\xEF\xB7\x91<|im_end|>");
@@ -428,16 +433,22 @@ START_TEST(hung_render)
     srv_template *t = with_template(hang);
     job j = {.t = t, .json = USER("hang")};
     pid_t helper = t->pid, child = 0;
+    while (child_of(helper)) /* the one that compiled the template goes its way first */
+        sched_yield();
     begin(&j);
     while ((!(child = child_of(helper)) || status_of(child, "Seccomp") != 2) && !atomic_load(&j.done))
         sched_yield();
     ck_assert_msg(!atomic_load(&j.done), "the child was never locked in: %d %s", j.rc, j.err);
     ck_assert_int_eq(status_of(child, "NoNewPrivs"), 1);
-    if (!geteuid())
+    if (!geteuid()) {
         ck_assert_int_ne(status_of(child, "Uid"), 0);
+        ck_assert_int_eq(open_files(child), 1);
+    }
     check(t, USER("quick"), 0, "quick");
     ck_assert(!atomic_load(&j.done));
     ck_assert_int_eq(kill(helper, SIGKILL), 0);
+    siginfo_t info;
+    ck_assert_int_eq(waitid(P_PID, (id_t)helper, &info, WEXITED | WNOWAIT), 0);
     check(t, USER("after"), 0, "after");
     ck_assert(!atomic_load(&j.done));
     ck_assert_int_eq(kill(child, SIGKILL), 0);
@@ -472,10 +483,10 @@ START_TEST(many_at_once)
 {
     enum { N = 16, EACH = 8 };
     srv_template *t = with_template("{% for m in messages %}{{ m.content }}{% endfor %}");
-    int before = open_files();
+    int before = open_files(getpid());
     for (int round = 0; round < EACH; round++) {
         job jobs[N] = {0};
-        char json[N][128], want[N][32];
+        char json[N][640], want[N][32];
         for (int i = 0; i < N; i++) {
             snprintf(want[i], sizeof want[i], "%d-%d", round, i);
             snprintf(json[i], sizeof json[i], "{\"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}", want[i]);
@@ -490,9 +501,9 @@ START_TEST(many_at_once)
             free(jobs[i].text);
         }
     }
-    ck_assert_int_eq(open_files(), before);
+    ck_assert_int_eq(open_files(getpid()), before);
     srv_template_free(t);
-    ck_assert_int_eq(open_files(), before - 1);
+    ck_assert_int_eq(open_files(getpid()), before - 1);
     ck_assert_int_eq(child_of(getpid()), 0);
 }
 END_TEST
