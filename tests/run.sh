@@ -74,7 +74,7 @@ export RETRIEVALD_SMOLLM2
 build build || { broken "the release build"; finish; }
 build build-asan -Db_sanitize=address,undefined -Dbuildtype=debugoptimized || broken "the sanitizer build"
 
-suites build unit kernel golden index
+suites build unit kernel golden index fault
 if [ -f build-asan/build.ninja ]; then
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     suites build-asan unit kernel golden index
