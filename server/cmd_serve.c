@@ -138,12 +138,10 @@ int srv_cmd_serve(const cfg_settings *settings)
     signal(SIGPIPE, SIG_IGN);
     /* A render that hangs holds a thread of libuv's until its limit: the default of 4 is few. */
     setenv("UV_THREADPOOL_SIZE", "16", 0);
-    if (setup(s, &params, err, sizeof(err)) < 0) {
+    if (setup(s, &params, err, sizeof(err)) < 0)
         srv_log(LOG_ERR, "%s", err);
-    } else {
-        srv_log(LOG_INFO, "listening on http://%s, loading %s", s->address, settings->model);
+    else
         status = srv_loop_run(s, &params);
-    }
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     srv_template_free(s->app.chat_template);

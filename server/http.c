@@ -136,11 +136,14 @@ static void log_request(srv_conn *c, const char *note)
     const srv_job *j = c->job;
     const char *path = c->route ? c->route->path : "?";
     double ms = srv_now_ms() - c->started_ms;
+    char code[8] = "-"; /* no answer was begun */
+    if (c->status)
+        snprintf(code, sizeof(code), "%d", c->status);
     if (j && j->request.n_ids)
-        srv_log(LOG_INFO, "%s %s %d%s: prompt %zu (%u cached, %.0f ms), answer %u (%.0f ms), %.0f ms in all", c->method, path, c->status,
-                note, j->request.n_ids, j->timings.cache_n, j->timings.prompt_ms, j->timings.predicted_n, j->timings.predicted_ms, ms);
+        srv_log(LOG_INFO, "%s %s %s%s: prompt %zu (%u cached, %.0f ms), answer %u (%.0f ms), %.0f ms in all", c->method, path, code, note,
+                j->request.n_ids, j->timings.cache_n, j->timings.prompt_ms, j->timings.predicted_n, j->timings.predicted_ms, ms);
     else
-        srv_log(c->route && c->route->open ? LOG_DEBUG : LOG_INFO, "%s %s %d%s: %.0f ms", c->method, path, c->status, note, ms);
+        srv_log(c->route && c->route->open ? LOG_DEBUG : LOG_INFO, "%s %s %s%s: %.0f ms", c->method, path, code, note, ms);
 }
 
 static void count(srv_conn *c)

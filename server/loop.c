@@ -342,6 +342,7 @@ int srv_loop_run(srv_server *s, const eng_params *params)
         srv_log(LOG_ERR, "the server cannot start: %s", strerror(-rc));
         s->exit_status = EXIT_FAILURE;
     } else {
+        srv_log(LOG_INFO, "listening on http://%s, loading %s", s->address, s->app.settings->model);
         uv_run(&s->loop, UV_RUN_DEFAULT);
     }
     finish(s);

@@ -95,6 +95,33 @@ def test_public_address_needs_a_key(fake_bin, fake_model, host):
     assert r.returncode == 1 and "--api-key-file" in r.stderr
 
 
+def test_tells_systemd(start, tmp_path):
+    """Ready when the model is loaded, alive after that, stopping at the end."""
+    gate = tmp_path / "loaded"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "notify"))
+        s.settimeout(60)
+
+        def wait_for(what):
+            got = ""
+            while what not in got:
+                got = s.recv(4096).decode()
+            return got
+
+        d = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "4000000", "FAKE_LOAD_GATE": str(gate)}, wait=False)
+        assert "READY" not in wait_for("EXTEND_TIMEOUT_USEC=")
+        gate.touch()
+        wait_for("READY=1")
+        for _ in range(3):
+            wait_for("WATCHDOG=1")
+        call = Call(d, TEXT, {"prompt": "[[pace]]", "max_tokens": 3500})
+        until(lambda: waiting(d)[0] == 1)
+        wait_for("WATCHDOG=1")  # while it computes, too
+        assert call.result().status_code == 200
+        assert d.stop() == 0
+        wait_for("STOPPING=1")
+
+
 # ---- keys
 
 
@@ -284,6 +311,25 @@ def test_slow_body(fake):
             if i % 50 == 0:
                 assert fake.get("/health").status_code == 200
         assert b'"text":"hi"' in receive_all(s)
+
+
+def test_dribbled_head(fake):
+    """Byte after byte keeps a connection from being idle; its head must be complete in time all the same."""
+    wait = threading.Event()
+    with fake.connect() as s:
+        s.settimeout(0.01)
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
+        closed = False
+        while not closed:
+            wait.wait(0.2)
+            try:
+                s.sendall(b"x")
+                closed = s.recv(4096) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                closed = True
+    assert fake.get("/health").status_code == 200
 
 
 def test_idle_connections_end(start):
