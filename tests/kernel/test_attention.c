@@ -1,9 +1,9 @@
 /* Merging partial softmaxes, and attention itself, against float64 over all keys. */
-#include "attention.h"
-#include "index_work.h"
+#include "attention_private.h"
 #include "support.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -315,6 +315,78 @@ START_TEST(window_and_retrieved_keys)
 }
 END_TEST
 
+/* A graph over a cut segment: no key twice, none of the window, none beyond the cutoff, which is where another context's tokens are. */
+START_TEST(graph_stays_in_range)
+{
+    enum { WHOLE = 1400, CUT = 1200, SINK = 40, LOCAL = 50, TOP = 60 };
+    fixture f;
+    float out[HEADS * GROUP * DIM];
+    const uint32_t cut[] = {WHOLE};
+    setup(&f, ENG_KV_F16, 2, cut, 1, 1);
+    eng_segment *seg = f.view.spans[0].seg, *delta;
+    uint16_t *train = malloc(sizeof *train * WHOLE * GROUP * DIM);
+    uint32_t pos[WHOLE];
+    for (uint32_t h = 0; h < HEADS; h++) {
+        for (uint32_t i = 0; i < WHOLE; i++) {
+            pos[i] = i;
+            for (uint32_t g = 0; g < GROUP; g++)
+                kernels()->kv_store[ENG_KV_F16](f.q + ((size_t)i * HEADS * GROUP + h * GROUP + g) * DIM, train + ((size_t)i * GROUP + g) * DIM, DIM);
+        }
+        idx_rows keys = {eng_segment_k(seg, 1, h, 0), f.shape.row_k, WHOLE, DIM, IDX_F16};
+        idx_queries queries = {train, pos, WHOLE, GROUP};
+        idx_graph_params params = idx_graph_params_default();
+        idx_builder *b;
+        ck_assert_int_eq(idx_builder_new(&keys, &queries, &params, &b), 0);
+        ck_assert_int_eq(idx_builder_step(b, 0), 0);
+        ck_assert_int_eq(idx_builder_finish(b, &seg->index[HEADS + h]), 0);
+        idx_builder_free(b);
+    }
+    free(train);
+    /* another continuation from CUT on */
+    eng_view view = {0};
+    ck_assert_int_eq(eng_segment_new(&f.shape, seg, CUT, N - CUT, true, &delta), 0);
+    ck_assert_int_eq(eng_view_add(&view, seg, 0, CUT), 0);
+    ck_assert_int_eq(eng_view_add(&view, delta, CUT, N), 0);
+    eng_attention p = policy_of(ENG_ATTN_GRAPH, SINK, LOCAL, TOP);
+    ck_assert_int_eq(eng_attn_setup(f.attn, &p, &view, N, N), 0);
+    double found = 0, wanted = 0;
+    for (uint32_t n = CUT + 1; n <= CUT + 100; n += 9) { /* the window reaches into the segment, then no longer */
+        uint32_t hi = n - LOCAL < CUT ? n - LOCAL : CUT;
+        delta->n = n - CUT;
+        const float *q = f.q + (size_t)(n - 1) * HEADS * GROUP * DIM;
+        eng_attn_step(f.attn, &view, n);
+        eng_attn_decode(f.attn, &view, 1, q, out);
+        for (uint32_t h = 0; h < HEADS * GROUP; h++) {
+            bool seen[N] = {0};
+            float score[N];
+            kernels()->qk[ENG_KV_F32](score, N, q + h * DIM, 1, f.k[h / GROUP], DIM * sizeof(float), CUT, DIM);
+            for (uint32_t r = 0; r < f.attn->n_ranges; r++) {
+                const attn_hits *hits = &f.attn->hits[((size_t)(h / GROUP) * f.attn->n_ranges + r) * GROUP + h % GROUP];
+                for (uint32_t i = 0; i < hits->n; i++) {
+                    uint32_t id = hits->ids[i];
+                    ck_assert_msg(id >= SINK && id < hi && !seen[id], "key %u at %u", id, n);
+                    seen[id] = true;
+                }
+            }
+            for (uint32_t i = SINK; i < hi; i++) {
+                uint32_t better = 0;
+                for (uint32_t j = SINK; j < hi; j++)
+                    better += score[j] > score[i];
+                wanted += better < TOP;
+                found += better < TOP && seen[i];
+            }
+        }
+    }
+    ck_assert_uint_gt(eng_attn_counted(f.attn)->n_graph, 0);
+    ck_assert_uint_eq(eng_attn_counted(f.attn)->n_flat, 0);
+    printf("graph over a cut segment of random keys: recall@%d %.3f\n", TOP, found / wanted);
+    ck_assert_double_ge(found / wanted, 0.8);
+    eng_view_done(&view);
+    eng_segment_unref(delta);
+    teardown(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("attention");
@@ -326,6 +398,7 @@ int main(void)
     tcase_add_test(c, full_same_bits_over_segments);
     tcase_add_test(c, flat_with_every_key_is_full);
     tcase_add_test(c, window_and_retrieved_keys);
+    tcase_add_test(c, graph_stays_in_range);
     suite_add_tcase(s, c);
     return t_run(s);
 }
