@@ -4,10 +4,22 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 static eng_kernels tables[3]; /* scalar, avx2, avx512 */
 static bool present[3];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+#if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows this name. It needs no more of the system than AVX does. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
 
 static void fill(void)
 {
@@ -15,7 +27,7 @@ static void fill(void)
     present[0] = true;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    present[1] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    present[1] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (present[1]) {
         tables[1] = tables[0];
         eng_kernels_avx2(&tables[1]);

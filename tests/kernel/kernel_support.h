@@ -14,16 +14,29 @@
 
 #define EPS 0x1p-24 /* half an ulp of float32: the relative error of one rounding */
 
+enum { T_AVX512_NO_BF16 = ENG_CPU_AVX512 + 1 }; /* a table of the tests: what an AVX-512 machine without BF16 gets */
+
 /* Loops over the kernel levels this machine has. */
 #define FOR_LEVELS(k)                                                                                                                      \
-    for (int level_ = ENG_CPU_SCALAR; level_ <= ENG_CPU_AVX512; level_++)                                                                  \
+    for (int level_ = ENG_CPU_SCALAR; level_ <= T_AVX512_NO_BF16; level_++)                                                                \
         for (const eng_kernels *k = t_level(level_); k; k = NULL)
 
 static inline const eng_kernels *t_level(int level)
 {
     const eng_kernels *k;
     char err[200];
-    return eng_kernels_get((eng_cpu)level, &k, err, sizeof err) ? NULL : k;
+    if (eng_kernels_get(level == T_AVX512_NO_BF16 ? ENG_CPU_AVX512 : (eng_cpu)level, &k, err, sizeof err))
+        return NULL;
+#if defined(__x86_64__)
+    static eng_kernels without;
+    if (level == T_AVX512_NO_BF16) {
+        eng_kernels_scalar(&without);
+        eng_kernels_avx2(&without);
+        eng_kernels_avx512(&without, false);
+        return &without;
+    }
+#endif
+    return k;
 }
 
 static inline void t_skip_lines(void)
