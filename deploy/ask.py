@@ -147,6 +147,7 @@ def main():
     parser.add_argument("--document", required=True)
     parser.add_argument("--check", action="store_true", help="fail unless the second answer came from the kept context, through the graph")
     args = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # in a log, in order with the progress on standard error
     with open(args.document, encoding="utf-8") as f:
         document = f.read().rstrip("\n")
 
