@@ -315,6 +315,18 @@ START_TEST(window_and_retrieved_keys)
 }
 END_TEST
 
+/* Keys that are all alike, over many segments: the budget still holds to the key. */
+START_TEST(ties_keep_the_budget)
+{
+    fixture f;
+    float out[HEADS * GROUP * DIM];
+    setup(&f, ENG_KV_F16, 2, many_cuts, 5, 0);
+    decode(&f, policy_of(ENG_ATTN_FLAT, 20, 50, 33), 1400, out);
+    ck_assert_uint_eq(eng_attn_counted(f.attn)->attended, (20 + 300 + 33) * HEADS * GROUP); /* sinks, what is not sealed, top-k */
+    teardown(&f);
+}
+END_TEST
+
 /* A graph over a cut segment: no key twice, none of the window, none beyond the cutoff, which is where another context's tokens are. */
 START_TEST(graph_stays_in_range)
 {
@@ -398,6 +410,7 @@ int main(void)
     tcase_add_test(c, full_same_bits_over_segments);
     tcase_add_test(c, flat_with_every_key_is_full);
     tcase_add_test(c, window_and_retrieved_keys);
+    tcase_add_test(c, ties_keep_the_budget);
     tcase_add_test(c, graph_stays_in_range);
     suite_add_tcase(s, c);
     return t_run(s);
