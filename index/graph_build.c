@@ -95,11 +95,12 @@ void idx_builder_free(idx_builder *b)
 {
     if (!b)
         return;
-    void *parts[] = {b->gram,         b->mean,          b->basis,      b->space,     b->half,        b->hits.ids,     b->hits.count,
-                     b->pivots.first, b->pivots.ids,    b->tops,       b->top_ids,   b->top_scores,  b->entries,      b->out.ids,
-                     b->out.count,    b->near.ids,      b->near.count, b->links.ids, b->links.count, b->out_in.first, b->out_in.ids,
-                     b->near_in.ids,  b->near_in.count, b->stamp,      b->queue,     b->q,           b->rows,         b->scores,
-                     b->tmp,          b->cand,          b->cand_score, b->cand_rows};
+    void *parts[] = {b->gram,        b->mean,         b->basis,      b->space,       b->half,          b->hits.ids,
+                     b->hits.count,  b->pivots.first, b->pivots.ids, b->tops,        b->top_ids,       b->top_scores,
+                     b->entries,     b->out.ids,      b->out.count,  b->near.ids,    b->near.count,    b->links.ids,
+                     b->links.count, b->out_in.first, b->out_in.ids, b->near_in.ids, b->near_in.count, b->stamp,
+                     b->queue,       b->tune_hits,    b->q,          b->rows,        b->scores,        b->tmp,
+                     b->cand,        b->cand_score,   b->cand_rows};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
     idx_free(b->result);
