@@ -84,7 +84,12 @@ static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *
     *ret_lt = n_lt;
 }
 
-const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split};
+static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+{
+    idx_judge(scores, aim, nq, ret_value, ret_head);
+}
+
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge};
 
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;

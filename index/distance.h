@@ -21,6 +21,13 @@ static inline uint32_t idx_dim_pad(uint32_t dim)
     return (dim + 15) & ~15u;
 }
 
+/* What a graph search wants of a query head (graph_search.c). */
+typedef struct {
+    float best, gain, least;
+    float threshold; /* a node scored below it isn't expanded for this head; -INFINITY: not known yet */
+    uint32_t next;   /* number of kept keys at which to look again */
+} idx_aim;
+
 typedef struct {
     /* dst[i] = row ids[i] (ids NULL: row first + i) as f32 [n][dim_pad]; rows are read unaligned. */
     void (*widen)(float *dst, const idx_rows *rows, const uint32_t *ids, uint32_t first, uint32_t n);
@@ -38,7 +45,35 @@ typedef struct {
 
     /* Splits x around a pivot: the larger ones to gt (may be x itself), the smaller ones to lt; both with room for n + 16. */
     void (*split)(const float *x, uint32_t n, float pivot, float *gt, uint32_t *ret_gt, float *lt, uint32_t *ret_lt);
+
+    /* What a block of scores [nq][16] is worth to a graph search: ret_value[r] = the largest over heads h of
+     * max((score - aim[h].best) * aim[h].gain + 1, aim[h].least), ret_head[r] = that h. NaN is worth less than anything. */
+    void (*judge)(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head);
 } idx_kernels;
+
+/* The body of judge(), vectorised by the compiler in the file of each instruction set. */
+static inline void idx_judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+{
+    float value[IDX_BLOCK];
+    uint32_t head[IDX_BLOCK];
+    for (uint32_t r = 0; r < IDX_BLOCK; r++) {
+        value[r] = -__builtin_inff();
+        head[r] = 0;
+    }
+    for (uint32_t h = 0; h < nq; h++) {
+        float best = aim[h].best, gain = aim[h].gain, least = aim[h].least;
+        for (uint32_t r = 0; r < IDX_BLOCK; r++) {
+            float v = (scores[h * IDX_BLOCK + r] - best) * gain + 1;
+            v = v < least ? least : v;
+            head[r] = v > value[r] ? h : head[r];
+            value[r] = v > value[r] ? v : value[r];
+        }
+    }
+    for (uint32_t r = 0; r < IDX_BLOCK; r++) {
+        ret_value[r] = value[r];
+        ret_head[r] = head[r];
+    }
+}
 
 extern const idx_kernels idx_kernels_scalar, idx_kernels_avx2, idx_kernels_avx512;
 

@@ -122,4 +122,9 @@ static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *
     *ret_lt = n_lt;
 }
 
-const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split};
+static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+{
+    idx_judge(scores, aim, nq, ret_value, ret_head);
+}
+
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge};

@@ -28,7 +28,10 @@ static const struct {
     {emit, .01f},
     {idx_tune, .05f},
 };
-enum { DEFAULT_SPARE = 128 }; /* without training queries to measure it by */
+enum {
+    DEFAULT_SPARE = 128, /* without training queries to measure it by */
+    EMIT_PIECE = 2048,   /* nodes per step */
+};
 enum { N_PHASES = sizeof phases / sizeof phases[0] };
 
 idx_graph_params idx_graph_params_default(void)
@@ -108,8 +111,8 @@ void idx_builder_free(idx_builder *b)
     free(b);
 }
 
-/* Lays the graph out as an arena. */
-static bool emit(idx_builder *b)
+/* An arena with all but the links and their table. */
+static int arena_new(idx_builder *b)
 {
     uint32_t n = b->keys.n;
     uint64_t n_links = 0;
@@ -121,8 +124,7 @@ static bool emit(idx_builder *b)
     if (!arena || !ix) {
         free(arena);
         free(ix);
-        b->error = -ENOMEM;
-        return true;
+        return -ENOMEM;
     }
     idx_header h = {.magic = IDX_MAGIC,
                     .version = IDX_VERSION,
@@ -135,18 +137,29 @@ static bool emit(idx_builder *b)
                     .n_links = n_links,
                     .bytes = bytes};
     memcpy(arena, &h, sizeof h);
-    uint32_t *entries = (uint32_t *)(void *)(arena + sizeof h), *first = entries + b->n_entries, *links = first + n + 1;
-    memcpy(entries, b->entries, (size_t)b->n_entries * 4);
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        first[i] = at;
-        memcpy(links + at, b->links.ids + (size_t)i * b->links.stride, (size_t)b->links.count[i] * 4);
-        at += b->links.count[i];
-    }
-    first[n] = at;
+    memcpy(arena + sizeof h, b->entries, (size_t)b->n_entries * 4);
     idx_index_bind(ix, arena, bytes);
     b->result = ix;
-    return true;
+    return 0;
+}
+
+/* Lays the graph out. at: next node; sub: its first link. */
+static bool emit(idx_builder *b)
+{
+    if (!b->at)
+        b->error = arena_new(b);
+    if (b->error)
+        return true;
+    uint32_t n = b->keys.n, end = n - (uint32_t)b->at < EMIT_PIECE ? n : (uint32_t)b->at + EMIT_PIECE;
+    uint32_t *first = (uint32_t *)(void *)(b->result->arena + sizeof(idx_header)) + b->n_entries, *links = first + n + 1;
+    for (uint32_t i = (uint32_t)b->at; i < end; i++) {
+        first[i] = b->sub;
+        memcpy(links + b->sub, b->links.ids + (size_t)i * b->links.stride, (size_t)b->links.count[i] * 4);
+        b->sub += b->links.count[i];
+    }
+    first[end] = b->sub;
+    b->at = end;
+    return end == n;
 }
 
 static bool past(uint64_t deadline_ns)
@@ -187,7 +200,7 @@ float idx_builder_progress(const idx_builder *b)
 
 int idx_builder_finish(idx_builder *b, idx_index **ret)
 {
-    if (b->error || !b->result)
+    if (b->error || b->phase < N_PHASES)
         return b->error ? b->error : -EINVAL;
     *ret = b->result;
     b->result = NULL;

@@ -60,7 +60,7 @@ static idx_node pop(idx_scratch *s)
 static void retarget(search *x, uint32_t h)
 {
     const idx_top *t = &x->s->tops[h];
-    idx_aim *a = &x->s->heads[h];
+    idx_aim *a = &x->s->aims[h];
     uint32_t want = t->keep;
     if (x->q->budget.beta > 0) {
         float least = fmaxf(t->best, x->q->floor ? x->q->floor[h] : -INFINITY) - x->q->budget.beta;
@@ -72,9 +72,11 @@ static void retarget(search *x, uint32_t h)
     }
     float low = t->best;
     if (t->n >= want) {
+        a->least = -INFINITY;
         low = a->threshold = idx_kth(x->k, t->scores, t->n, want, x->s->tmp);
     } else {
-        a->threshold = -INFINITY;
+        a->threshold = -INFINITY; /* everything is wanted, */
+        a->least = 0;             /* in the order of its value */
         for (uint32_t i = 0; i < t->n; i++)
             low = fminf(low, t->scores[i]);
     }
@@ -94,21 +96,7 @@ static void score_block(search *x, const uint32_t *ids, uint32_t n)
 
     float value[IDX_BLOCK];
     uint32_t head[IDX_BLOCK];
-    for (uint32_t r = 0; r < IDX_BLOCK; r++) {
-        value[r] = -1;
-        head[r] = 0;
-    }
-    for (uint32_t h = 0; h < q->group; h++) {
-        const idx_aim *a = &s->heads[h];
-        const float *score = s->scores + (size_t)h * IDX_BLOCK;
-        float least = a->threshold == -INFINITY ? 0 : -1;
-        for (uint32_t r = 0; r < IDX_BLOCK; r++) {
-            float v = (score[r] - a->best) * a->gain + 1;
-            v = v < least ? least : v;
-            head[r] = v > value[r] ? h : head[r];
-            value[r] = v > value[r] ? v : value[r];
-        }
-    }
+    x->k->judge(s->scores, s->aims, q->group, value, head);
     for (uint32_t r = 0; r < n; r++) {
         if (value[r] >= 0)
             push(s, (idx_node){value[r], ids[r], s->scores[(size_t)head[r] * IDX_BLOCK + r], head[r]});
@@ -120,7 +108,7 @@ static void score_block(search *x, const uint32_t *ids, uint32_t n)
         idx_top *t = &s->tops[h];
         uint32_t before = t->n;
         idx_top_add(x->k, t, ids, 0, s->scores + (size_t)h * IDX_BLOCK, n, s->tmp);
-        if (t->n >= s->heads[h].next || t->n < before)
+        if (t->n >= s->aims[h].next || t->n < before)
             retarget(x, h);
     }
 }
@@ -167,7 +155,7 @@ uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_q
     s->n_frontier = 0;
     for (uint32_t h = 0; h < q->group; h++) {
         idx_top_reset(&s->tops[h], s->tops[h].keep + ix->header->spare, INFINITY, -INFINITY);
-        s->heads[h] = (idx_aim){.threshold = -INFINITY, .gain = 1, .next = 1};
+        s->aims[h] = (idx_aim){.threshold = -INFINITY, .gain = 1, .next = 1};
     }
     for (uint32_t i = 0; i < q->n_seeds; i++)
         if (q->seeds[i] < keys->n)
@@ -181,7 +169,7 @@ uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_q
             continue;
         }
         idx_node node = pop(s);
-        if (node.score < s->heads[node.head].threshold)
+        if (node.score < s->aims[node.head].threshold)
             continue;
         for (uint32_t i = ix->first[node.id]; i < ix->first[node.id + 1]; i++)
             visit(&x, ix->links[i]);
@@ -190,7 +178,7 @@ uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_q
     /* A head that met too few keys was cut off by the range. */
     bool starved = false;
     for (uint32_t h = 0; h < q->group; h++)
-        starved |= s->heads[h].threshold == -INFINITY;
+        starved |= s->aims[h].threshold == -INFINITY;
     if (starved && x.visited - x.outside < q->hi - q->lo) {
         for (uint32_t h = 0; h < q->group; h++)
             idx_top_reset(&s->tops[h], s->tops[h].keep, INFINITY, -INFINITY);

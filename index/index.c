@@ -54,9 +54,9 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->hits = calloc(max_group, sizeof *s->hits);
     s->stamp = calloc((size_t)max_n + 1, sizeof *s->stamp);
     s->frontier = idx_alloc(max_n, sizeof *s->frontier);
-    s->heads = calloc(max_group, sizeof *s->heads);
+    s->aims = calloc(max_group, sizeof *s->aims);
     if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->stamp || !s->frontier ||
-        !s->heads) {
+        !s->aims) {
         idx_scratch_free(s);
         return -ENOMEM;
     }
@@ -83,7 +83,7 @@ void idx_scratch_free(idx_scratch *s)
     free(s->hits);
     free(s->stamp);
     free(s->frontier);
-    free(s->heads);
+    free(s->aims);
     free(s);
 }
 

@@ -54,13 +54,6 @@ typedef struct {
     uint32_t head;
 } idx_node;
 
-/* What a graph search wants of a query head. */
-typedef struct {
-    float threshold;  /* a node scored below it isn't expanded for this head; -INFINITY: not known yet */
-    float best, gain; /* a score s is worth (s - best) * gain + 1 */
-    uint32_t next;    /* number of kept keys at which to look again */
-} idx_aim;
-
 struct idx_scratch {
     uint32_t max_n, max_dim, max_group, max_k, max_keep;
     float *q;      /* [max_group][dim_pad] */
@@ -77,7 +70,7 @@ struct idx_scratch {
     uint32_t generation;
     idx_node *frontier; /* [max_n], a heap */
     uint32_t n_frontier;
-    idx_aim *heads; /* [max_group] */
+    idx_aim *aims; /* [max_group] */
 };
 
 /* Copies n vectors to rows of dim_pad, zero padded. */
