@@ -536,8 +536,3 @@ void srv_buf_uint(srv_buf *b, uint64_t v)
     while (v /= 10);
     srv_buf_add(b, digits + at, sizeof(digits) - at);
 }
-
-void srv_buf_number(srv_buf *b, double v, double other)
-{
-    srv_buf_printf(b, "%.9g", isfinite(v) ? v : other);
-}

@@ -73,7 +73,5 @@ void srv_buf_printf(srv_buf *b, const char *fmt, ...) __attribute__((format(prin
 void srv_buf_string(srv_buf *b, const char *s, size_t n);
 void srv_buf_cstring(srv_buf *b, const char *s); /* NULL: null */
 void srv_buf_uint(srv_buf *b, uint64_t v);
-/* A JSON number; what is not finite becomes `other`. */
-void srv_buf_number(srv_buf *b, double v, double other);
 
 #endif

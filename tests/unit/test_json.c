@@ -5,7 +5,6 @@
 #include "support.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -290,8 +289,7 @@ START_TEST(writes_strings)
     srv_buf_uint(&b, 0);
     srv_buf_uint(&b, UINT64_MAX);
     srv_buf_cstring(&b, NULL);
-    srv_buf_number(&b, INFINITY, -1);
-    ck_assert_str_eq(b.p, "018446744073709551615null-1");
+    ck_assert_str_eq(b.p, "018446744073709551615null");
     srv_buf_done(&b);
 }
 END_TEST
