@@ -16,7 +16,7 @@
 enum {
     RANGE_MIN = 4096,           /* keys that are worth a search task of their own */
     GRAPH_MIN = 1024,           /* fewer visible keys in a segment: a scan costs less than walking to them */
-    AUTO_GRAPH_MIN = 16384,     /* where `auto` begins to prefer a graph over an f16 scan (notes in engine/README.md) */
+    AUTO_GRAPH_MIN = 262144,    /* where `auto` begins to trust a graph to cost less than a scan (engine/README.md) */
 };
 
 void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
