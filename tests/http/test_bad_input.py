@@ -215,12 +215,13 @@ def test_prompt_over_the_context(fake, path):
 def test_prompt_must_leave_room(start):
     d = start("-c", "64")
     assert d.post(TEXT, {"prompt": [65] * 63}).json()["usage"]["completion_tokens"] == 1
-    check_error(d.post(TEXT, {"prompt": [65] * 64}), 400, type="exceed_context_size_error")
+    for stream in (False, True):
+        check_error(d.post(TEXT, {"prompt": [65] * 64, "stream": stream}), 400, type="exceed_context_size_error")
 
 
 def test_content_type(fake):
     body = b'{"prompt":"[[say:a]]"}'
-    for bad in (None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "multipart/form-data; boundary=a"):
+    for bad in (None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "application/js", "a", "multipart/form-data; boundary=a"):
         check_error(raw(fake, TEXT, body, bad), 415, "application/json")
     for good in ("application/json", "application/json; charset=utf-8", "Application/JSON"):
         assert raw(fake, TEXT, body, good).status_code == 200

@@ -242,7 +242,8 @@ def test_cancel_while_tokens_come(start, cancel_log):
 
 
 def test_cancel_queued(start, cancel_log):
-    d = start(env={"FAKE_CANCEL_LOG": str(cancel_log)})
+    """Each frees the one place that there is."""
+    d = start("--max-queue", "1", env={"FAKE_CANCEL_LOG": str(cancel_log)})
     with d.connect() as running:
         running.sendall(request_bytes(TEXT, {"prompt": "[[hang]]"}))
         until(lambda: waiting(d)[0] == 1)
