@@ -5,11 +5,7 @@
 #define RETRIEVALD_KERNELS_AVX2_H
 
 #include "kernels.h"
-
-#include <immintrin.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels_avx2_codes.h"
 
 void eng_avx2_gemv(eng_kernels *k);
 void eng_avx2_gemm(eng_kernels *k);
@@ -67,50 +63,29 @@ INLINE __m256 load8(const eng_type t, const void *row, size_t i, size_t n)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-INLINE __m256 f16_all(uint16_t h)
-{
-    return _mm256_cvtph_ps(_mm_set1_epi16((short)h));
-}
-
-INLINE __m256 bytes_to_f32(__m128i b)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
-}
-
-/* Elements i .. i+31 of a row of any type, of n; i is a multiple of 32 for the block types. */
-INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, __m256 out[4])
+/* Elements i .. i+31 of a row of any type, of n; i is a multiple of 32 for the block types. s: the scales of the super-block. */
+INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, const stored_scales *s, __m256 out[4])
 {
     if (t < ENG_Q8_0) {
         for (size_t j = 0; j < 4; j++)
             out[j] = i + 8 * j < n ? load8(t, row, i + 8 * j, n) : _mm256_setzero_ps();
         return;
     }
-    __m128i b[2]; /* codes 0..15, 16..31 */
-    __m256 d, m = _mm256_setzero_ps();
-    if (t == ENG_Q8_0) {
-        const eng_q8_0 *p = (const eng_q8_0 *)row + i / 32;
-        b[0] = _mm_loadu_si128((const void *)p->q);
-        b[1] = _mm_loadu_si128((const void *)(p->q + 16));
-        d = f16_all(p->d);
-    } else {
-        const eng_q4_0 *p0 = (const eng_q4_0 *)row + i / 32;
-        const eng_q4_1 *p1 = (const eng_q4_1 *)row + i / 32;
-        __m128i v = _mm_loadu_si128((const void *)(t == ENG_Q4_0 ? p0->q : p1->q)), low = _mm_set1_epi8(15);
-        b[0] = _mm_and_si128(v, low);
-        b[1] = _mm_and_si128(_mm_srli_epi16(v, 4), low);
-        if (t == ENG_Q4_0) {
-            b[0] = _mm_sub_epi8(b[0], _mm_set1_epi8(8));
-            b[1] = _mm_sub_epi8(b[1], _mm_set1_epi8(8));
-            d = f16_all(p0->d);
-        } else {
-            d = f16_all(p1->d);
-            m = f16_all(p1->m);
-        }
-    }
-    for (int j = 0; j < 4; j++) {
-        __m256 q = bytes_to_f32(j % 2 ? _mm_srli_si128(b[j / 2], 8) : b[j / 2]);
-        /* d q is exact (15 bits), so the fused product rounds once, as the scalar sum does */
-        out[j] = t == ENG_Q4_1 ? _mm256_fmadd_ps(d, q, m) : _mm256_mul_ps(d, q);
+    const char *block = block_at(t, row, i);
+    size_t part = i / 32 % 8;
+    __m256i q = load_codes(t, block, (int)part);
+    if (offset_of(t))
+        q = _mm256_sub_epi8(q, _mm256_set1_epi8((char)offset_of(t)));
+    for (size_t j = 0; j < 4; j++) {
+        size_t k = has_halves(t) ? 2 * part + j / 2 : part;
+        __m256 d = is_super(t) ? _mm256_set1_ps(s->d[k]) : f16_all(get16(block));
+        __m128i b = j < 2 ? _mm256_castsi256_si128(q) : _mm256_extracti128_si256(q, 1);
+        __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(j % 2 ? _mm_srli_si128(b, 8) : b));
+        /* d q is exact (quant.h), so the fused product rounds once, as the scalar sum does */
+        if (has_min(t))
+            out[j] = _mm256_fmadd_ps(d, x, is_super(t) ? _mm256_set1_ps(s->m[k]) : f16_all(get16(block + 2)));
+        else
+            out[j] = _mm256_mul_ps(d, x);
     }
 }
 
@@ -132,16 +107,6 @@ INLINE void store_sums(float *out, const __m256 *acc, const int n)
         _mm_storel_pi((void *)out, sum4(acc[0], acc[1], acc[0], acc[1]));
     else
         *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
-}
-
-/* Of 32 elements of a row. */
-INLINE size_t bytes_of_32(const eng_type t)
-{
-    return t == ENG_Q8_0   ? sizeof(eng_q8_0)
-           : t == ENG_Q4_0 ? sizeof(eng_q4_0)
-           : t == ENG_Q4_1 ? sizeof(eng_q4_1)
-           : t == ENG_F32  ? 32 * sizeof(float)
-                           : 32 * sizeof(uint16_t);
 }
 
 /* Asks for the next stretch of weights, `bytes` of it; rows follow each other in memory. Never faults. */

@@ -6,22 +6,20 @@
 #if defined(__x86_64__)
 #include "kernels_avx2.h"
 
-#define DEQUANTIZE(NAME, T)                                                                                                                \
-    static void dequantize_##NAME(const void *row, float *out, size_t n)                                                                   \
+#define DEQUANTIZE(T)                                                                                                                      \
+    static void dequantize_##T(const void *row, float *out, size_t n)                                                                      \
     {                                                                                                                                      \
+        stored_scales s;                                                                                                                   \
         for (size_t i = 0; i < n; i += 32) {                                                                                               \
             __m256 v[4];                                                                                                                   \
-            load32(T, row, i, n, v);                                                                                                       \
+            if (is_super(ENG_##T) && i % 256 == 0)                                                                                         \
+                store_scales(ENG_##T, block_at(ENG_##T, row, i), &s);                                                                      \
+            load32(ENG_##T, row, i, n, &s, v);                                                                                             \
             for (size_t j = 0; j < 4 && i + 8 * j < n; j++)                                                                                \
                 store8f(out + i + 8 * j, n - i - 8 * j, v[j]);                                                                             \
         }                                                                                                                                  \
     }
-DEQUANTIZE(f32, ENG_F32)
-DEQUANTIZE(f16, ENG_F16)
-DEQUANTIZE(bf16, ENG_BF16)
-DEQUANTIZE(q8_0, ENG_Q8_0)
-DEQUANTIZE(q4_0, ENG_Q4_0)
-DEQUANTIZE(q4_1, ENG_Q4_1)
+ENG_EACH_TYPE(DEQUANTIZE)
 #undef DEQUANTIZE
 
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
@@ -58,12 +56,16 @@ INLINE void pack_any(const eng_type t, float *panel, const char *w, size_t row_b
 {
     for (size_t part = 0; part < ENG_NR; part += 8) {
         _Alignas(32) float buf[8][32] = {{0}};
+        stored_scales s[8];
         size_t have = rows > part ? rows - part : 0;
         have = have > 8 ? 8 : have;
         for (size_t i = 0; i < k; i += 32) {
             for (size_t r = 0; r < have; r++) {
+                const char *row = w + (part + r) * row_bytes;
                 __m256 v[4];
-                load32(t, w + (part + r) * row_bytes, i, k, v);
+                if (is_super(t) && i % 256 == 0)
+                    store_scales(t, block_at(t, row, i), &s[r]);
+                load32(t, row, i, k, &s[r], v);
                 for (int j = 0; j < 4; j++)
                     _mm256_store_ps(buf[r] + 8 * j, v[j]);
             }
@@ -76,26 +78,16 @@ INLINE void pack_any(const eng_type t, float *panel, const char *w, size_t row_b
 static void pack_f32(float *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
 {
     (void)tmp;
+#define CASE(T)                                                                                                                            \
+    case ENG_##T:                                                                                                                          \
+        pack_any(ENG_##T, panel, w, row_bytes, rows, k);                                                                                   \
+        break;
     switch (type) {
-    case ENG_F32:
-        pack_any(ENG_F32, panel, w, row_bytes, rows, k);
-        break;
-    case ENG_F16:
-        pack_any(ENG_F16, panel, w, row_bytes, rows, k);
-        break;
-    case ENG_BF16:
-        pack_any(ENG_BF16, panel, w, row_bytes, rows, k);
-        break;
-    case ENG_Q8_0:
-        pack_any(ENG_Q8_0, panel, w, row_bytes, rows, k);
-        break;
-    case ENG_Q4_0:
-        pack_any(ENG_Q4_0, panel, w, row_bytes, rows, k);
-        break;
+        ENG_EACH_TYPE(CASE)
     default:
-        pack_any(ENG_Q4_1, panel, w, row_bytes, rows, k);
         break;
     }
+#undef CASE
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
@@ -158,12 +150,12 @@ static void gemm_f32(float *c, size_t ldc, const float *a, size_t lda, const flo
 
 void eng_avx2_gemm(eng_kernels *k)
 {
-    k->dequantize[ENG_F32] = k->kv_load[ENG_KV_F32] = dequantize_f32;
-    k->dequantize[ENG_F16] = k->kv_load[ENG_KV_F16] = dequantize_f16;
-    k->dequantize[ENG_BF16] = k->kv_load[ENG_KV_BF16] = dequantize_bf16;
-    k->dequantize[ENG_Q8_0] = dequantize_q8_0;
-    k->dequantize[ENG_Q4_0] = dequantize_q4_0;
-    k->dequantize[ENG_Q4_1] = dequantize_q4_1;
+#define ENTRY(T) k->dequantize[ENG_##T] = dequantize_##T;
+    ENG_EACH_TYPE(ENTRY)
+#undef ENTRY
+    k->kv_load[ENG_KV_F32] = dequantize_F32;
+    k->kv_load[ENG_KV_F16] = dequantize_F16;
+    k->kv_load[ENG_KV_BF16] = dequantize_BF16;
     k->pack_f32 = pack_f32;
     k->gemm_f32 = gemm_f32;
 }

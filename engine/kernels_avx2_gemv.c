@@ -15,65 +15,119 @@ INLINE float f16_one(uint16_t h)
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
 
-/* acc += one block of a row; msum (Q4_1) gathers m s. eights: 8 x, the share of Q4_0's offset. */
-INLINE void step(const eng_type t, const char *w, __m256i x, __m256i eights, float dx, float sx, __m256 *acc, float *msum)
+/* Integer products of 32 codes and x, as eight sums of four. share: what the codes' offset adds. */
+INLINE __m256i dot_codes(const eng_type t, __m256i codes, __m256i x, __m256i share)
 {
-    uint16_t d, m;
-    memcpy(&d, w, 2);
-    __m256i dot;
-    if (t == ENG_Q8_0) {
-        __m256i v = _mm256_loadu_si256((const void *)(w + 2));
-        dot = dot_bytes(_mm256_abs_epi8(v), _mm256_sign_epi8(x, v));
-    } else {
-        __m128i v = _mm_loadu_si128((const void *)(w + (t == ENG_Q4_0 ? 2 : 4)));
-        __m256i q = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
-        dot = dot_bytes(q, x);
-        if (t == ENG_Q4_0)
-            dot = _mm256_sub_epi32(dot, eights);
-    }
-    if (t == ENG_Q4_1) {
-        memcpy(&m, w + 2, 2);
-        *msum += f16_one(m) * sx;
-    }
-    *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(f16_one(d) * dx), *acc);
+    if (is_signed(t))
+        return dot_bytes(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+    __m256i dot = dot_bytes(codes, x);
+    return offset_of(t) ? _mm256_sub_epi32(dot, share) : dot;
 }
 
-/* nr (1 or 4) rows. */
-INLINE void rows_q8(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const eng_q8_act *x, size_t n)
+INLINE __m256i offset_share(const eng_type t, __m256i x)
 {
-    const size_t bytes = bytes_of_32(t);
+    return offset_of(t) ? dot_bytes(_mm256_set1_epi8((char)offset_of(t)), x) : _mm256_setzero_si256();
+}
+
+/* nr (1 or 4) rows of blocks of 32. */
+INLINE void rows_small(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const eng_q8_act *x, size_t n)
+{
+    const size_t bytes = block_bytes(t);
     __m256 acc[4];
     float msum[4] = {0};
     for (int r = 0; r < nr; r++)
         acc[r] = _mm256_setzero_ps();
     for (size_t b = 0; b < n / 32; b++) {
         prefetch_ahead(w + (size_t)nr * b * bytes, (size_t)nr * bytes);
-        __m256i q = _mm256_loadu_si256((const void *)(x->q + 32 * b)), eights = _mm256_setzero_si256();
-        if (t == ENG_Q4_0)
-            eights = dot_bytes(_mm256_set1_epi8(8), q);
-        for (int r = 0; r < nr; r++)
-            step(t, w + (size_t)r * row_bytes + b * bytes, q, eights, x->d[b], x->s[b], &acc[r], &msum[r]);
+        __m256i q = load_bytes(x->q + 32 * b), share = offset_share(t, q);
+        for (int r = 0; r < nr; r++) {
+            const char *block = w + (size_t)r * row_bytes + b * bytes;
+            __m256i dot = dot_codes(t, load_codes(t, block, 0), q, share);
+            if (has_min(t))
+                msum[r] += f16_one(get16(block + 2)) * x->s[b];
+            acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(f16_one(get16(block)) * x->d[b]), acc[r]);
+        }
     }
     store_sums(y, acc, nr);
-    if (t == ENG_Q4_1)
+    if (has_min(t))
         for (int r = 0; r < nr; r++)
             y[r] += msum[r];
+}
+
+/* What multiplies the eight sums of part j. */
+INLINE __m256 scale_of_part(const eng_type t, const float *scales, const int j)
+{
+    if (!has_halves(t))
+        return _mm256_set1_ps(scales[j]);
+    return _mm256_blend_ps(_mm256_set1_ps(scales[2 * j]), _mm256_set1_ps(scales[2 * j + 1]), 0xf0);
+}
+
+/* The scales of a super-block times those of x. Where a minimum is for 32 elements, acc takes up its share here. */
+INLINE void scale_super(const eng_type t, const char *block, const __m256 dx[2], __m256 s, stored_scales *out, __m256 *acc)
+{
+    super_scales v = load_scales(t, block);
+    _mm256_store_ps(out->d, _mm256_mul_ps(v.d[0], dx[0]));
+    if (has_halves(t))
+        _mm256_store_ps(out->d + 8, _mm256_mul_ps(v.d[1], dx[1]));
+    if (has_min(t) && has_halves(t)) {
+        _mm256_store_ps(out->m, _mm256_mul_ps(v.m[0], dx[0]));
+        _mm256_store_ps(out->m + 8, _mm256_mul_ps(v.m[1], dx[1]));
+    } else if (has_min(t)) {
+        *acc = _mm256_fmadd_ps(v.m[0], s, *acc);
+    }
+}
+
+/* nr (1 or 4) rows of super-blocks. */
+INLINE void rows_super(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const eng_q8_act *x, size_t n)
+{
+    const size_t bytes = block_bytes(t);
+    __m256 acc[4];
+    stored_scales scales[4];
+    for (int r = 0; r < nr; r++)
+        acc[r] = _mm256_setzero_ps();
+    for (size_t b = 0; b < n / 256; b++) {
+        prefetch_ahead(w + (size_t)nr * b * bytes, (size_t)nr * bytes);
+        const char *block = w + b * bytes;
+        __m256 s = _mm256_loadu_ps(x->s + 8 * b), dx[2] = {_mm256_loadu_ps(x->d + 8 * b)};
+        if (has_halves(t)) { /* each twice */
+            dx[1] = _mm256_permutevar8x32_ps(dx[0], _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
+            dx[0] = _mm256_permutevar8x32_ps(dx[0], _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+        }
+        for (int r = 0; r < nr; r++)
+            scale_super(t, block + (size_t)r * row_bytes, dx, s, &scales[r], &acc[r]);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            __m256i q = load_bytes(x->q + 256 * b + 32 * (size_t)j), share = offset_share(t, q);
+            __m256 sums = has_min(t) && has_halves(t) ? _mm256_cvtepi32_ps(dot_bytes(_mm256_set1_epi8(1), q)) : s;
+            for (int r = 0; r < nr; r++) {
+                __m256i dot = dot_codes(t, load_super_codes(t, block + (size_t)r * row_bytes, j), q, share);
+                acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale_of_part(t, scales[r].d, j), acc[r]);
+                if (has_min(t) && has_halves(t))
+                    acc[r] = _mm256_fmadd_ps(sums, scale_of_part(t, scales[r].m, j), acc[r]);
+            }
+        }
+    }
+    store_sums(y, acc, nr);
 }
 
 /* nr rows of float32 activations; four accumulators a row, one for each eighth element of 32. */
 INLINE void rows_f32(const eng_type t, const int nr, float *y, const char *w, size_t row_bytes, const float *x, size_t n)
 {
     __m256 acc[2][4], out[2];
-    const size_t bytes = bytes_of_32(t);
+    stored_scales s[2];
+    const size_t step = is_super(t) ? 256 : 32, bytes = t < ENG_Q8_0 ? 32 * block_bytes(t) : block_bytes(t);
     for (int r = 0; r < nr; r++)
         for (int j = 0; j < 4; j++)
             acc[r][j] = _mm256_setzero_ps();
     for (size_t i = 0; i < n; i += 32) {
         __m256 u[4], v[4];
-        load32(ENG_F32, x, i, n, u);
-        prefetch_ahead(w + (size_t)nr * (i / 32) * bytes, (size_t)nr * bytes);
+        load32(ENG_F32, x, i, n, NULL, u);
+        if (i % step == 0)
+            prefetch_ahead(w + (size_t)nr * (i / step) * bytes, (size_t)nr * bytes);
+        for (int r = 0; is_super(t) && i % 256 == 0 && r < nr; r++)
+            store_scales(t, block_at(t, w + (size_t)r * row_bytes, i), &s[r]);
         for (int r = 0; r < nr; r++) {
-            load32(t, w + (size_t)r * row_bytes, i, n, v);
+            load32(t, w + (size_t)r * row_bytes, i, n, &s[r], v);
             for (int j = 0; j < 4; j++)
                 acc[r][j] = _mm256_fmadd_ps(v[j], u[j], acc[r][j]);
         }
@@ -92,27 +146,24 @@ INLINE void rows_f32(const eng_type t, const int nr, float *y, const char *w, si
         for (; r < rows; r++)                                                                                                              \
             ROWS(T, 1, y + r, (const char *)w + r * row_bytes, row_bytes, x, n);                                                           \
     }
-GEMV(gemv_q8_q8_0, rows_q8, 4, eng_q8_act, ENG_Q8_0)
-GEMV(gemv_q8_q4_0, rows_q8, 4, eng_q8_act, ENG_Q4_0)
-GEMV(gemv_q8_q4_1, rows_q8, 4, eng_q8_act, ENG_Q4_1)
-GEMV(gemv_f32_f32, rows_f32, 2, float, ENG_F32)
-GEMV(gemv_f32_f16, rows_f32, 2, float, ENG_F16)
-GEMV(gemv_f32_bf16, rows_f32, 2, float, ENG_BF16)
-GEMV(gemv_f32_q8_0, rows_f32, 2, float, ENG_Q8_0)
-GEMV(gemv_f32_q4_0, rows_f32, 2, float, ENG_Q4_0)
-GEMV(gemv_f32_q4_1, rows_f32, 2, float, ENG_Q4_1)
+#define GEMV_F32(T)   GEMV(gemv_f32_##T, rows_f32, 2, float, ENG_##T)
+#define GEMV_SMALL(T) GEMV(gemv_q8_##T, rows_small, 4, eng_q8_act, ENG_##T)
+#define GEMV_SUPER(T) GEMV(gemv_q8_##T, rows_super, 4, eng_q8_act, ENG_##T)
+ENG_EACH_TYPE(GEMV_F32)
+ENG_EACH_SMALL_TYPE(GEMV_SMALL)
+ENG_EACH_SUPER_TYPE(GEMV_SUPER)
 #undef GEMV
+#undef GEMV_F32
+#undef GEMV_SMALL
+#undef GEMV_SUPER
 
 void eng_avx2_gemv(eng_kernels *k)
 {
-    k->gemv_q8[ENG_Q8_0] = gemv_q8_q8_0;
-    k->gemv_q8[ENG_Q4_0] = gemv_q8_q4_0;
-    k->gemv_q8[ENG_Q4_1] = gemv_q8_q4_1;
-    k->gemv_f32[ENG_F32] = gemv_f32_f32;
-    k->gemv_f32[ENG_F16] = gemv_f32_f16;
-    k->gemv_f32[ENG_BF16] = gemv_f32_bf16;
-    k->gemv_f32[ENG_Q8_0] = gemv_f32_q8_0;
-    k->gemv_f32[ENG_Q4_0] = gemv_f32_q4_0;
-    k->gemv_f32[ENG_Q4_1] = gemv_f32_q4_1;
+#define ENTRY(T) k->gemv_f32[ENG_##T] = gemv_f32_##T;
+    ENG_EACH_TYPE(ENTRY)
+#undef ENTRY
+#define ENTRY(T) k->gemv_q8[ENG_##T] = gemv_q8_##T;
+    ENG_EACH_BLOCK_TYPE(ENTRY)
+#undef ENTRY
 }
 #endif

@@ -135,6 +135,7 @@ void eng_kernels_avx512(eng_kernels *k, bool bf16)
     k->add = add;
     k->rope = rope;
     eng_avx512_gemv(k);
+    eng_avx512_gemv_super(k);
     eng_avx512_gemm(k);
     eng_avx512_attention(k);
     if (bf16)

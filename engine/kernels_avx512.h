@@ -5,13 +5,10 @@
 #define RETRIEVALD_KERNELS_AVX512_H
 
 #include "kernels.h"
-
-#include <immintrin.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels_avx2_codes.h"
 
 void eng_avx512_gemv(eng_kernels *k);
+void eng_avx512_gemv_super(eng_kernels *k);
 void eng_avx512_gemm(eng_kernels *k);
 void eng_avx512_gemm_bf16(eng_kernels *k); /* the only functions with BF16 instructions */
 void eng_avx512_attention(eng_kernels *k);
@@ -33,32 +30,33 @@ INLINE __m512 load16(const eng_type t, const void *row, size_t i, __mmask16 m)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* Elements i .. i+31 of a row of any type; i is a multiple of 32 for the block types. */
-INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, __m512 out[2])
+INLINE __m512 f16_all16(uint16_t h)
 {
-    if (t == ENG_Q8_0) {
-        const eng_q8_0 *b = (const eng_q8_0 *)row + i / 32;
-        __m512 d = _mm512_cvtph_ps(_mm256_set1_epi16((short)b->d));
-        out[0] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)b->q))));
-        out[1] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(b->q + 16)))));
-    } else if (t == ENG_Q4_0 || t == ENG_Q4_1) {
-        const eng_q4_0 *b0 = (const eng_q4_0 *)row + i / 32;
-        const eng_q4_1 *b1 = (const eng_q4_1 *)row + i / 32;
-        __m128i v = _mm_loadu_si128((const void *)(t == ENG_Q4_0 ? b0->q : b1->q)), low = _mm_set1_epi8(15);
-        __m512i lo = _mm512_cvtepi8_epi32(_mm_and_si128(v, low));
-        __m512i hi = _mm512_cvtepi8_epi32(_mm_and_si128(_mm_srli_epi16(v, 4), low));
-        __m512 d = _mm512_cvtph_ps(_mm256_set1_epi16((short)(t == ENG_Q4_0 ? b0->d : b1->d)));
-        if (t == ENG_Q4_0) {
-            out[0] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(lo, _mm512_set1_epi32(8))));
-            out[1] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(hi, _mm512_set1_epi32(8))));
-        } else { /* d q is exact (15 bits), so the fused product rounds once, as the scalar sum does */
-            __m512 m = _mm512_cvtph_ps(_mm256_set1_epi16((short)b1->m));
-            out[0] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(lo), m);
-            out[1] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(hi), m);
-        }
-    } else {
+    return _mm512_cvtph_ps(_mm256_set1_epi16((short)h));
+}
+
+/* Elements i .. i+31 of a row of any type, of n; i is a multiple of 32 for the block types. s: the scales of the super-block. */
+INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, const stored_scales *s, __m512 out[2])
+{
+    if (t < ENG_Q8_0) {
         out[0] = load16(t, row, i, tail16(n - i));
         out[1] = load16(t, row, i + 16, n - i > 16 ? tail16(n - i - 16) : 0);
+        return;
+    }
+    const char *block = block_at(t, row, i);
+    size_t part = i / 32 % 8;
+    __m256i q = load_codes(t, block, (int)part);
+    if (offset_of(t))
+        q = _mm256_sub_epi8(q, _mm256_set1_epi8((char)offset_of(t)));
+    for (size_t j = 0; j < 2; j++) {
+        size_t k = has_halves(t) ? 2 * part + j : part;
+        __m512 d = is_super(t) ? _mm512_set1_ps(s->d[k]) : f16_all16(get16(block));
+        __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(j ? _mm256_extracti128_si256(q, 1) : _mm256_castsi256_si128(q)));
+        /* d q is exact (quant.h), so the fused product rounds once, as the scalar sum does */
+        if (has_min(t))
+            out[j] = _mm512_fmadd_ps(d, x, is_super(t) ? _mm512_set1_ps(s->m[k]) : f16_all16(get16(block + 2)));
+        else
+            out[j] = _mm512_mul_ps(d, x);
     }
 }
 
@@ -82,15 +80,23 @@ INLINE void store_sums(float *out, const __m512 *acc, const int n)
         *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
 }
 
-/* Of 32 elements of a row. */
-INLINE size_t bytes_of_32(const eng_type t)
+/* 128 + eng_iq4_values of codes below 16. */
+INLINE __m512i raised_iq4_values(__m512i q)
 {
-    return t == ENG_Q8_0   ? sizeof(eng_q8_0)
-           : t == ENG_Q4_0 ? sizeof(eng_q4_0)
-           : t == ENG_Q4_1 ? sizeof(eng_q4_1)
-           : t == ENG_F32  ? 32 * sizeof(float)
-                           : 32 * sizeof(uint16_t);
+    __m128i v = _mm_xor_si128(_mm_loadu_si128((const void *)eng_iq4_values), _mm_set1_epi8((char)128));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(v), q);
 }
+
+/* A gemv_*: rows by fours, then one by one. */
+#define GEMV(NAME, ROWS, X, T)                                                                                                             \
+    static void NAME(float *y, const void *w, size_t row_bytes, size_t rows, const X *x, size_t n)                                         \
+    {                                                                                                                                      \
+        size_t r = 0;                                                                                                                      \
+        for (; r + 4 <= rows; r += 4)                                                                                                      \
+            ROWS(T, 4, y + r, (const char *)w + r * row_bytes, row_bytes, x, n);                                                           \
+        for (; r < rows; r++)                                                                                                              \
+            ROWS(T, 1, y + r, (const char *)w + r * row_bytes, row_bytes, x, n);                                                           \
+    }
 
 /* Asks for the next stretch of weights, `bytes` of it. Rows follow each other in memory, and the hardware's own prefetchers,
  * which stop at page ends, reach about half of the memory bandwidth. Never faults. */

@@ -6,23 +6,21 @@
 #if defined(__x86_64__)
 #include "kernels_avx512.h"
 
-#define DEQUANTIZE(NAME, T)                                                                                                                \
-    static void dequantize_##NAME(const void *row, float *out, size_t n)                                                                   \
+#define DEQUANTIZE(T)                                                                                                                      \
+    static void dequantize_##T(const void *row, float *out, size_t n)                                                                      \
     {                                                                                                                                      \
+        stored_scales s;                                                                                                                   \
         for (size_t i = 0; i < n; i += 32) {                                                                                               \
             __m512 v[2];                                                                                                                   \
-            load32(T, row, i, n, v);                                                                                                       \
+            if (is_super(ENG_##T) && i % 256 == 0)                                                                                         \
+                store_scales(ENG_##T, block_at(ENG_##T, row, i), &s);                                                                      \
+            load32(ENG_##T, row, i, n, &s, v);                                                                                             \
             _mm512_mask_storeu_ps(out + i, tail16(n - i), v[0]);                                                                           \
             if (n - i > 16)                                                                                                                \
                 _mm512_mask_storeu_ps(out + i + 16, tail16(n - i - 16), v[1]);                                                             \
         }                                                                                                                                  \
     }
-DEQUANTIZE(f32, ENG_F32)
-DEQUANTIZE(f16, ENG_F16)
-DEQUANTIZE(bf16, ENG_BF16)
-DEQUANTIZE(q8_0, ENG_Q8_0)
-DEQUANTIZE(q4_0, ENG_Q4_0)
-DEQUANTIZE(q4_1, ENG_Q4_1)
+ENG_EACH_TYPE(DEQUANTIZE)
 #undef DEQUANTIZE
 
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
@@ -63,13 +61,17 @@ INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const c
 {
     for (size_t half = 0; half < ENG_NR; half += 16) {
         _Alignas(64) uint32_t buf[16][32] = {{0}};
+        stored_scales s[16];
         size_t have = rows > half ? rows - half : 0;
         have = have > 16 ? 16 : have;
         for (size_t i = 0; i < k; i += 32) {
             size_t left = k - i < 32 ? k - i : 32;
             for (size_t r = 0; r < have; r++) {
+                const char *row = w + (half + r) * row_bytes;
                 __m512 v[2];
-                load32(t, w + (half + r) * row_bytes, i, k, v);
+                if (is_super(t) && i % 256 == 0)
+                    store_scales(t, block_at(t, row, i), &s[r]);
+                load32(t, row, i, k, &s[r], v);
                 if (bf16) {
                     _mm512_store_si512(buf[r], (__m512i)_mm512_cvtne2ps_pbh(v[1], v[0]));
                 } else {
@@ -88,34 +90,35 @@ INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const c
     }
 }
 
-#define PACK(NAME, OUT, BF16)                                                                                                              \
-    static void NAME(OUT *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)                        \
-    {                                                                                                                                      \
-        (void)tmp;                                                                                                                         \
-        switch (type) {                                                                                                                    \
-        case ENG_F32:                                                                                                                      \
-            pack_any(ENG_F32, BF16, (void *)panel, w, row_bytes, rows, k);                                                                 \
-            break;                                                                                                                         \
-        case ENG_F16:                                                                                                                      \
-            pack_any(ENG_F16, BF16, (void *)panel, w, row_bytes, rows, k);                                                                 \
-            break;                                                                                                                         \
-        case ENG_BF16:                                                                                                                     \
-            pack_any(ENG_BF16, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
-            break;                                                                                                                         \
-        case ENG_Q8_0:                                                                                                                     \
-            pack_any(ENG_Q8_0, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
-            break;                                                                                                                         \
-        case ENG_Q4_0:                                                                                                                     \
-            pack_any(ENG_Q4_0, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
-            break;                                                                                                                         \
-        default:                                                                                                                           \
-            pack_any(ENG_Q4_1, BF16, (void *)panel, w, row_bytes, rows, k);                                                                \
-            break;                                                                                                                         \
-        }                                                                                                                                  \
+static void pack_f32(float *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
+{
+    (void)tmp;
+#define CASE(T)                                                                                                                            \
+    case ENG_##T:                                                                                                                          \
+        pack_any(ENG_##T, false, (void *)panel, w, row_bytes, rows, k);                                                                    \
+        break;
+    switch (type) {
+        ENG_EACH_TYPE(CASE)
+    default:
+        break;
     }
-PACK(pack_f32, float, false)
-PACK(pack_bf16, uint16_t, true)
-#undef PACK
+#undef CASE
+}
+
+static void pack_bf16(uint16_t *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
+{
+    (void)tmp;
+#define CASE(T)                                                                                                                            \
+    case ENG_##T:                                                                                                                          \
+        pack_any(ENG_##T, true, (void *)panel, w, row_bytes, rows, k);                                                                     \
+        break;
+    switch (type) {
+        ENG_EACH_TYPE(CASE)
+    default:
+        break;
+    }
+#undef CASE
+}
 
 static void f32_to_bf16(const float *x, uint16_t *out, size_t n)
 {
@@ -206,12 +209,12 @@ static void gemm_bf16(float *c, size_t ldc, const uint16_t *a, size_t lda, const
 
 void eng_avx512_gemm(eng_kernels *k)
 {
-    k->dequantize[ENG_F32] = k->kv_load[ENG_KV_F32] = dequantize_f32;
-    k->dequantize[ENG_F16] = k->kv_load[ENG_KV_F16] = dequantize_f16;
-    k->dequantize[ENG_BF16] = k->kv_load[ENG_KV_BF16] = dequantize_bf16;
-    k->dequantize[ENG_Q8_0] = dequantize_q8_0;
-    k->dequantize[ENG_Q4_0] = dequantize_q4_0;
-    k->dequantize[ENG_Q4_1] = dequantize_q4_1;
+#define ENTRY(T) k->dequantize[ENG_##T] = dequantize_##T;
+    ENG_EACH_TYPE(ENTRY)
+#undef ENTRY
+    k->kv_load[ENG_KV_F32] = dequantize_F32;
+    k->kv_load[ENG_KV_F16] = dequantize_F16;
+    k->kv_load[ENG_KV_BF16] = dequantize_BF16;
     k->pack_f32 = pack_f32;
     k->gemm_f32 = gemm_f32;
 }

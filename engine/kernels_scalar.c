@@ -45,52 +45,30 @@ static void quantize_q8(const float *x, eng_q8_act *out, size_t n)
     }
 }
 
-static void gemv_q8_q8_0(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
+/* What every level computes, up to the order of the float sums: with w a row's block taken apart (quant.h) and h its runs of 16 elements,
+ *   y = sum over blocks and h of  w.d[h] x.d (sum of w.q x.q over h, an integer)  +  w.m[h] x.d (sum of x.q over h, an integer). */
+static void gemv_q8_any(eng_type t, float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
 {
+    const size_t block = eng_types[t].block;
+    const bool has_min = eng_type_has_min(t);
     for (size_t r = 0; r < rows; r++) {
-        const eng_q8_0 *b = (const void *)((const char *)w + r * row_bytes);
+        const char *row = (const char *)w + r * row_bytes;
         float acc = 0;
-        for (size_t j = 0; j < n / 32; j++) {
-            int32_t dot = 0;
-            for (size_t i = 0; i < 32; i++)
-                dot += b[j].q[i] * x->q[32 * j + i];
-            acc += eng_f16_to_f32(b[j].d) * x->d[j] * (float)dot;
-        }
-        y[r] = acc;
-    }
-}
-
-static int32_t dot_nibbles(const uint8_t *w, const int8_t *x)
-{
-    int32_t dot = 0;
-    for (size_t i = 0; i < 16; i++)
-        dot += (w[i] & 15) * x[i] + (w[i] >> 4) * x[16 + i];
-    return dot;
-}
-
-static void gemv_q8_q4_0(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
-{
-    for (size_t r = 0; r < rows; r++) {
-        const eng_q4_0 *b = (const void *)((const char *)w + r * row_bytes);
-        float acc = 0;
-        for (size_t j = 0; j < n / 32; j++) {
-            int32_t sum = 0;
-            for (size_t i = 0; i < 32; i++)
-                sum += x->q[32 * j + i];
-            acc += eng_f16_to_f32(b[j].d) * x->d[j] * (float)(dot_nibbles(b[j].q, x->q + 32 * j) - 8 * sum);
-        }
-        y[r] = acc;
-    }
-}
-
-static void gemv_q8_q4_1(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
-{
-    for (size_t r = 0; r < rows; r++) {
-        const eng_q4_1 *b = (const void *)((const char *)w + r * row_bytes);
-        float acc = 0;
-        for (size_t j = 0; j < n / 32; j++) {
-            int32_t dot = dot_nibbles(b[j].q, x->q + 32 * j);
-            acc += eng_f16_to_f32(b[j].d) * x->d[j] * (float)dot + eng_f16_to_f32(b[j].m) * x->s[j];
+        for (size_t at = 0; at < n; at += block) {
+            eng_codes c;
+            eng_unpack(t, row + type_bytes(t, at), &c);
+            for (size_t h = 0; h < block / 16; h++) {
+                const int8_t *q = x->q + at + 16 * h;
+                float dx = x->d[(at + 16 * h) / 32];
+                int32_t dot = 0, sum = 0;
+                for (size_t i = 0; i < 16; i++) {
+                    dot += c.q[16 * h + i] * q[i];
+                    sum += q[i];
+                }
+                acc += c.d[h] * dx * (float)dot;
+                if (has_min)
+                    acc += c.m[h] * (dx * (float)sum);
+            }
         }
         y[r] = acc;
     }
@@ -114,22 +92,25 @@ static void gemv_f32_any(eng_type t, float *y, const void *w, size_t row_bytes, 
 
 /* ---- prefill ---------------------------------------------------------------------------------------------------- */
 
-#define PER_TYPE(NAME, T)                                                                                                                  \
-    static void gemv_f32_##NAME(float *y, const void *w, size_t row_bytes, size_t rows, const float *x, size_t n)                          \
+#define PER_TYPE(T)                                                                                                                        \
+    static void gemv_f32_##T(float *y, const void *w, size_t row_bytes, size_t rows, const float *x, size_t n)                             \
     {                                                                                                                                      \
-        gemv_f32_any(T, y, w, row_bytes, rows, x, n);                                                                                      \
+        gemv_f32_any(ENG_##T, y, w, row_bytes, rows, x, n);                                                                                \
     }                                                                                                                                      \
-    static void dequantize_##NAME(const void *row, float *out, size_t n)                                                                   \
+    static void dequantize_##T(const void *row, float *out, size_t n)                                                                      \
     {                                                                                                                                      \
-        eng_dequantize(T, row, out, n);                                                                                                    \
+        eng_dequantize(ENG_##T, row, out, n);                                                                                              \
     }
-PER_TYPE(f32, ENG_F32)
-PER_TYPE(f16, ENG_F16)
-PER_TYPE(bf16, ENG_BF16)
-PER_TYPE(q8_0, ENG_Q8_0)
-PER_TYPE(q4_0, ENG_Q4_0)
-PER_TYPE(q4_1, ENG_Q4_1)
+ENG_EACH_TYPE(PER_TYPE)
 #undef PER_TYPE
+
+#define PER_BLOCK_TYPE(T)                                                                                                                  \
+    static void gemv_q8_##T(float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)                         \
+    {                                                                                                                                      \
+        gemv_q8_any(ENG_##T, y, w, row_bytes, rows, x, n);                                                                                 \
+    }
+ENG_EACH_BLOCK_TYPE(PER_BLOCK_TYPE)
+#undef PER_BLOCK_TYPE
 
 static void dequantize_rows(eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp)
 {
@@ -327,15 +308,12 @@ void eng_kernels_scalar(eng_kernels *k)
     *k = (eng_kernels){
         .name = "scalar",
         .quantize_q8 = quantize_q8,
-        .gemv_q8 = {[ENG_Q8_0] = gemv_q8_q8_0, [ENG_Q4_0] = gemv_q8_q4_0, [ENG_Q4_1] = gemv_q8_q4_1},
-        .gemv_f32 = {gemv_f32_f32, gemv_f32_f16, gemv_f32_bf16, gemv_f32_q8_0, gemv_f32_q4_0, gemv_f32_q4_1},
-        .dequantize = {dequantize_f32, dequantize_f16, dequantize_bf16, dequantize_q8_0, dequantize_q4_0, dequantize_q4_1},
         .pack_f32 = pack_f32,
         .pack_bf16 = pack_bf16,
         .gemm_f32 = gemm_f32,
         .gemm_bf16 = NULL,
         .f32_to_bf16 = f32_to_bf16,
-        .kv_load = {dequantize_f32, dequantize_f16, dequantize_bf16},
+        .kv_load = {dequantize_F32, dequantize_F16, dequantize_BF16},
         .kv_store = {kv_store_f32, kv_store_f16, kv_store_bf16},
         .qk = {qk_f32, qk_f16, qk_bf16},
         .pv = {pv_f32, pv_f16, pv_bf16},
@@ -348,4 +326,12 @@ void eng_kernels_scalar(eng_kernels *k)
         .add = add,
         .rope = rope,
     };
+#define ENTRY(T)                                                                                                                           \
+    k->gemv_f32[ENG_##T] = gemv_f32_##T;                                                                                                   \
+    k->dequantize[ENG_##T] = dequantize_##T;
+    ENG_EACH_TYPE(ENTRY)
+#undef ENTRY
+#define ENTRY(T) k->gemv_q8[ENG_##T] = gemv_q8_##T;
+    ENG_EACH_BLOCK_TYPE(ENTRY)
+#undef ENTRY
 }

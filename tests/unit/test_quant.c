@@ -42,7 +42,7 @@ START_TEST(test_golden)
         t_npy_free(&values);
         seen++;
     }
-    ck_assert_int_ge(seen, 3);
+    ck_assert_int_eq(seen, 12);
 }
 END_TEST
 
@@ -144,7 +144,9 @@ START_TEST(test_types)
         uint32_t id;
         const char *name;
         uint32_t block, bytes;
-    } want[] = {{0, "F32", 1, 4}, {1, "F16", 1, 2}, {2, "Q4_0", 32, 18}, {3, "Q4_1", 32, 20}, {8, "Q8_0", 32, 34}, {30, "BF16", 1, 2}};
+    } want[] = {{0, "F32", 1, 4},       {1, "F16", 1, 2},       {2, "Q4_0", 32, 18},    {3, "Q4_1", 32, 20},      {6, "Q5_0", 32, 22},
+                {7, "Q5_1", 32, 24},    {8, "Q8_0", 32, 34},    {10, "Q2_K", 256, 84},  {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},
+                {13, "Q5_K", 256, 176}, {14, "Q6_K", 256, 210}, {20, "IQ4_NL", 32, 18}, {23, "IQ4_XS", 256, 136}, {30, "BF16", 1, 2}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         eng_type t;
         ck_assert_int_eq(eng_type_from_file(want[i].id, &t), 0);
@@ -153,6 +155,7 @@ START_TEST(test_types)
         ck_assert_uint_eq(eng_types[t].bytes, want[i].bytes);
         ck_assert_uint_eq(eng_types[t].file_id, want[i].id);
     }
+    ck_assert_uint_eq(sizeof want / sizeof *want, ENG_TYPE_COUNT);
     for (int t = 0; t < ENG_TYPE_COUNT; t++)
         ck_assert_str_eq(eng_type_file_name(eng_types[t].file_id), eng_types[t].name);
     eng_type t = ENG_F16;
