@@ -115,7 +115,18 @@ static inline uint16_t t_f16(t_rng *rng)
     }
 }
 
-/* rows x n random weights, `row_bytes` apart. Codes are uniform bytes: -128 and both ends of a nibble occur. */
+/* Where a block keeps its f16 scale and minimum; -1: it has none. */
+static inline int t_scale_at(eng_type t)
+{
+    return t == ENG_Q2_K ? 80 : t == ENG_Q3_K ? 108 : t == ENG_Q6_K ? 208 : 0;
+}
+
+static inline int t_min_at(eng_type t)
+{
+    return t == ENG_Q2_K ? 82 : t == ENG_Q4_1 || t == ENG_Q5_1 || t == ENG_Q4_K || t == ENG_Q5_K ? 2 : -1;
+}
+
+/* rows x n random weights, `row_bytes` apart. Codes and inner scales are uniform bytes: -128 and both ends of a nibble occur. */
 static inline void *t_weights(t_rng *rng, eng_type t, size_t rows, size_t n, size_t row_bytes)
 {
     char *w = t_alloc(rows * row_bytes);
@@ -129,9 +140,9 @@ static inline void *t_weights(t_rng *rng, eng_type t, size_t rows, size_t n, siz
             if (t == ENG_F32)
                 memcpy(p, &f, 4);
             else
-                memcpy(p, &h, 2);
-            if (t == ENG_Q4_1)
-                memcpy(p + 2, &m, 2);
+                memcpy(p + t_scale_at(t), &h, 2);
+            if (t_min_at(t) >= 0)
+                memcpy(p + t_min_at(t), &m, 2);
         }
     return w;
 }

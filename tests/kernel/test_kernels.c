@@ -7,9 +7,17 @@
 #include <errno.h>
 
 static const size_t block_lengths[] = {0, 32, 64, 96, 128, 160, 224, 576, 1536};
+static const size_t super_lengths[] = {0, 256, 512, 768, 1536};
 static const size_t any_lengths[] = {0, 1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 100, 576};
 static const size_t row_counts[] = {0, 1, 2, 3, 4, 5, 7, 9};
 #define COUNT(a) (sizeof(a) / sizeof *(a))
+
+/* The lengths of rows to try with a type. */
+static size_t lengths_of(eng_type t, const size_t **ret)
+{
+    *ret = eng_types[t].block == 1 ? any_lengths : eng_types[t].block == 32 ? block_lengths : super_lengths;
+    return eng_types[t].block == 1 ? COUNT(any_lengths) : eng_types[t].block == 32 ? COUNT(block_lengths) : COUNT(super_lengths);
+}
 
 START_TEST(levels)
 {
@@ -99,23 +107,31 @@ START_TEST(quantize)
 }
 END_TEST
 
-/* One row's product in float64 from codes and scales, and the sum of its terms' magnitudes. */
+/* The largest d s |code| of a type for a block's scale of 1, and the largest m t for a minimum of 1. */
+static const struct {
+    double code, min;
+} most[ENG_TYPE_COUNT] = {
+    [ENG_Q8_0] = {128, 0},      [ENG_Q4_0] = {8, 0},        [ENG_Q4_1] = {15, 1},       [ENG_Q5_0] = {16, 0},
+    [ENG_Q5_1] = {31, 1},       [ENG_IQ4_NL] = {127, 0},    [ENG_Q2_K] = {15 * 3, 15},  [ENG_Q3_K] = {32 * 4, 0},
+    [ENG_Q4_K] = {63 * 15, 63}, [ENG_Q5_K] = {63 * 31, 63}, [ENG_Q6_K] = {128 * 32, 0}, [ENG_IQ4_XS] = {32 * 127, 0},
+};
+
+/* One row's product in float64 with the weights' values (test_quant compares them with another library's), and a bound on the sum of its
+ * terms' magnitudes, d q and m taken apart. */
 static double dot_q8(eng_type t, const char *row, const eng_q8_act *x, size_t n, double *ret_size)
 {
     double sum = 0, size = 0;
-    for (size_t b = 0; b < n / 32; b++) {
-        const uint8_t *p = (const uint8_t *)row + b * eng_types[t].bytes;
-        uint16_t h[2];
-        memcpy(h, p, 4);
-        double d = (double)eng_f16_to_f32(h[0]) * x->d[b], m = t == ENG_Q4_1 ? eng_f16_to_f32(h[1]) : 0;
-        for (size_t i = 0; i < 32; i++) {
-            int w = t == ENG_Q8_0 ? (int8_t)p[2 + i] : p[eng_types[t].bytes - 16 + i % 16] >> (i / 16 * 4) & 15;
-            w -= t == ENG_Q4_0 ? 8 : 0;
-            sum += d * w * x->q[32 * b + i];
-            size += fabs(d * (w ? w : 8) * x->q[32 * b + i]);
-        }
-        sum += m * x->s[b];
-        size += fabs(m * x->s[b]);
+    float *w = t_floats(n);
+    eng_dequantize(t, row, w, n);
+    for (size_t i = 0; i < n; i++) {
+        const char *block = row + i / eng_types[t].block * eng_types[t].bytes;
+        uint16_t d, m = 0;
+        memcpy(&d, block + t_scale_at(t), 2);
+        if (t_min_at(t) >= 0)
+            memcpy(&m, block + t_min_at(t), 2);
+        double v = (double)x->d[i / 32] * x->q[i];
+        sum += v * w[i];
+        size += fabs(v) * (fabs((double)eng_f16_to_f32(d)) * most[t].code + fabs((double)eng_f16_to_f32(m)) * most[t].min);
     }
     *ret_size = size;
     return sum;
@@ -130,12 +146,16 @@ static void check_gemv_q8(const eng_kernels *k, eng_type t, t_rng *rng, size_t r
         xf[i] = rows % 2 ? t_normal(rng) : adversarial(rng, i / 32);
     eng_q8_act x = act_alloc(n);
     k->quantize_q8(xf, &x, n);
-    if (rows == 9)
-        memset(x.q, t_u64(rng) % 2 ? 127 : -127, n);
+    if (rows == 9) {
+        int q = t_u64(rng) % 2 ? 127 : -127;
+        memset(x.q, q, n);
+        for (size_t b = 0; b < n / 32; b++)
+            x.s[b] = x.d[b] * (float)(32 * q);
+    }
     k->gemv_q8[t](y, w, row_bytes, rows, &x, n);
     for (size_t r = 0; r < rows; r++) {
         double size, want = dot_q8(t, w + r * row_bytes, &x, n, &size);
-        t_near(eng_types[t].name, k->name, y[r], want, ((double)n / 32 + 12) * EPS * size + FLT_MIN);
+        t_near(eng_types[t].name, k->name, y[r], want, ((double)n / 8 + 12) * EPS * size + FLT_MIN);
         k->gemv_q8[t](&one, w + r * row_bytes, row_bytes, 1, &x, n);
         t_same("a row alone", k->name, &one, &y[r], 4);
     }
@@ -147,10 +167,11 @@ START_TEST(gemv_q8)
     t_rng rng = t_seed(2);
     FOR_LEVELS(k)
     for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
-        ck_assert((k->gemv_q8[t] != NULL) == (t >= ENG_Q8_0));
-        for (size_t i = 0; t >= ENG_Q8_0 && i < COUNT(row_counts); i++)
-            for (size_t j = 0; j < COUNT(block_lengths); j++)
-                check_gemv_q8(k, t, &rng, row_counts[i], block_lengths[j]);
+        const size_t *lengths, count = lengths_of(t, &lengths);
+        ck_assert((k->gemv_q8[t] != NULL) == (eng_types[t].block > 1));
+        for (size_t i = 0; k->gemv_q8[t] && i < COUNT(row_counts); i++)
+            for (size_t j = 0; j < count; j++)
+                check_gemv_q8(k, t, &rng, row_counts[i], lengths[j]);
     }
 }
 END_TEST
@@ -179,14 +200,12 @@ START_TEST(gemv_f32)
 {
     t_rng rng = t_seed(3);
     FOR_LEVELS(k)
-    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
+        const size_t *lengths, count = lengths_of(t, &lengths);
         for (size_t i = 0; i < COUNT(row_counts); i++)
-            if (t >= ENG_Q8_0)
-                for (size_t j = 0; j < COUNT(block_lengths); j++)
-                    check_gemv_f32(k, t, &rng, row_counts[i], block_lengths[j]);
-            else
-                for (size_t j = 0; j < COUNT(any_lengths); j++)
-                    check_gemv_f32(k, t, &rng, row_counts[i], any_lengths[j]);
+            for (size_t j = 0; j < count; j++)
+                check_gemv_f32(k, t, &rng, row_counts[i], lengths[j]);
+    }
 }
 END_TEST
 
@@ -234,14 +253,12 @@ START_TEST(pack)
     static const size_t counts[] = {0, 1, 5, 15, 16, 17, 31, 32};
     t_rng rng = t_seed(4);
     FOR_LEVELS(k)
-    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
+        const size_t *lengths, count = lengths_of(t, &lengths);
         for (size_t i = 0; i < COUNT(counts); i++)
-            if (t >= ENG_Q8_0)
-                for (size_t j = 0; j < COUNT(block_lengths); j++)
-                    check_pack(k, t, &rng, counts[i], block_lengths[j]);
-            else
-                for (size_t j = 0; j < COUNT(any_lengths); j++)
-                    check_pack(k, t, &rng, counts[i], any_lengths[j]);
+            for (size_t j = 0; j < count; j++)
+                check_pack(k, t, &rng, counts[i], lengths[j]);
+    }
 }
 END_TEST
 

@@ -13,12 +13,14 @@ static eng_weight weight_new(t_rng *rng, eng_type t, uint32_t rows, uint32_t col
 {
     size_t row_bytes = t_row_bytes(t, cols);
     char *data = t_weights(rng, t, rows, cols, row_bytes);
-    if (t >= ENG_Q8_0) /* scales of weights as they are, small: errors are then those of the activations */
-        for (size_t i = 0; i < rows * (size_t)cols / 32; i++) {
-            uint16_t d = eng_f32_to_f16(t_normal(rng) * 0.01f), m = eng_f32_to_f16(t_normal(rng) * 0.1f);
-            memcpy(data + i * eng_types[t].bytes, &d, 2);
-            if (t == ENG_Q4_1)
-                memcpy(data + i * eng_types[t].bytes + 2, &m, 2);
+    if (eng_types[t].block > 1) /* scales of weights as they are, small: errors are then those of the activations */
+        for (size_t i = 0; i < rows * (size_t)cols / eng_types[t].block; i++) {
+            char *block = data + i * eng_types[t].bytes;
+            float inner = eng_types[t].block == 256 ? 1.0f / 32 : 1; /* scales inside are up to 63 or 128 */
+            uint16_t d = eng_f32_to_f16(t_normal(rng) * 0.01f * inner), m = eng_f32_to_f16(t_normal(rng) * 0.1f * inner);
+            memcpy(block + t_scale_at(t), &d, 2);
+            if (t_min_at(t) >= 0)
+                memcpy(block + t_min_at(t), &m, 2);
         }
     else if (t == ENG_F16)
         for (size_t i = 0; i < rows * (size_t)cols; i++) {
@@ -42,7 +44,7 @@ static void check_output(const char *what, const char *level, const eng_weight *
             for (uint32_t i = b; i < w->cols && i < b + 32; i++) {
                 want += (double)row[i] * x[i];
                 bound += fabs((double)row[i]) * (fabs((double)x[i]) * rel + (q8 ? amax / 127 * 0.51 : 0));
-                /* Q4_1 adds d q and m as two sums whose terms may be larger than the weight itself */
+                /* With a minimum d q and m are added as two sums whose terms may be larger than the weight itself */
                 bound += 1e-5 * amax;
             }
         }
@@ -108,7 +110,7 @@ static void check_decode(const rig *a, const rig *b, t_rng *rng, eng_type t, uin
         eng_linear_decode(a->l, weights(&g), g.y, n, x);
         eng_linear_decode(b->l, weights(&g), g.y1, n, x);
         for (uint32_t i = 0; i < n; i++) {
-            bool q8 = !a->f32 && g.w[i].type >= ENG_Q8_0;
+            bool q8 = !a->f32 && eng_types[g.w[i].type].block > 1;
             check_output("decode", a->k->name, &g.w[i], x, g.y[i], 1e-4, q8);
             t_same("decode with other threads", a->k->name, g.y[i], g.y1[i], rows[i] * sizeof(float));
         }
@@ -149,10 +151,11 @@ static void check_all(bool f32)
     {
         rig a = rig_new(k, 1, f32), b = rig_new(k, 3, f32);
         for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
-            check_decode(&a, &b, &rng, t, MAX_COLS);
-            check_decode(&a, &b, &rng, t, 32);
+            bool super = eng_types[t].block == 256;
+            check_decode(&a, &b, &rng, t, super ? 512 : MAX_COLS);
+            check_decode(&a, &b, &rng, t, super ? 256 : 32);
             for (size_t i = 0; i < COUNT(tokens); i++)
-                check_prefill(&a, &b, &rng, t, i % 2 ? MAX_COLS : 96, tokens[i]);
+                check_prefill(&a, &b, &rng, t, super ? 256 : i % 2 ? MAX_COLS : 96, tokens[i]);
             if (t <= ENG_BF16) { /* any length; an odd one has no bf16 pairs */
                 check_decode(&a, &b, &rng, t, 37);
                 check_prefill(&a, &b, &rng, t, 37, 14);
