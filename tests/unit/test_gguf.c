@@ -254,7 +254,7 @@ START_TEST(test_refusals)
     static const struct {
         uint32_t type;
         const char *word;
-    } types[] = {{13, "blk.0.attn_q.weight has type Q5_K, which is not supported"},
+    } types[] = {{16, "blk.0.attn_q.weight has type IQ2_XXS, which is not supported"},
                  {26, "type I32"},
                  {4, "type 4, which is unknown"},
                  {1000, "type 1000, which is unknown"}};

@@ -18,23 +18,19 @@ typedef struct {
     const char *without;             /* key or tensor that is left out */
     uint32_t matrix_type, norm_type; /* file ids */
     uint32_t head;                   /* 0: HEAD */
+    uint32_t wide;                   /* every dimension but the vocabulary's times this; 0: 1 */
     bool bad_norm;
 } plan;
 
+/* Elements and bytes of a block by file id, as ggml.h has them. */
 static size_t row_bytes(uint32_t type, uint64_t cols)
 {
-    switch (type) {
-    case 0:
-        return cols * 4;
-    case 8:
-        return cols / 32 * 34;
-    case 2:
-        return cols / 32 * 18;
-    case 3:
-        return cols / 32 * 20;
-    default:
-        return cols * 2;
-    }
+    static const struct {
+        uint32_t block, bytes;
+    } of[] = {[0] = {1, 4},      [1] = {1, 2},      [2] = {32, 18},   [3] = {32, 20},    [6] = {32, 22},
+              [7] = {32, 24},    [8] = {32, 34},    [10] = {256, 84}, [11] = {256, 110}, [12] = {256, 144},
+              [13] = {256, 176}, [14] = {256, 210}, [20] = {32, 18},  [23] = {256, 136}, [30] = {1, 2}};
+    return cols / of[type].block * of[type].bytes;
 }
 
 static void tensor(w_gguf *w, const plan *p, const char *name, uint64_t cols, uint64_t rows)
@@ -67,30 +63,35 @@ static void put_u32(w_gguf *w, const plan *p, const char *key, uint32_t v)
 static w_gguf llama(plan p)
 {
     w_gguf w = {0};
-    uint32_t head = p.head ? p.head : HEAD;
+    uint32_t f = p.wide ? p.wide : 1, head = (p.head ? p.head : HEAD) * f, embd = EMBD * f, ff = FF * f;
     w_key_str(&w, "general.architecture", "llama");
     put_u32(&w, &p, "llama.block_count", LAYERS);
-    put_u32(&w, &p, "llama.embedding_length", EMBD);
-    put_u32(&w, &p, "llama.feed_forward_length", FF);
+    put_u32(&w, &p, "llama.embedding_length", embd);
+    put_u32(&w, &p, "llama.feed_forward_length", ff);
     put_u32(&w, &p, "llama.context_length", 128);
     put_u32(&w, &p, "llama.attention.head_count", HEADS);
     put_u32(&w, &p, "llama.attention.head_count_kv", KV_HEADS);
     if (!p.without || strcmp(p.without, "llama.attention.layer_norm_rms_epsilon"))
         w_key_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    tensor(&w, &p, "token_embd.weight", EMBD, VOCAB);
-    tensor(&w, &p, "output_norm.weight", EMBD, 0);
+    tensor(&w, &p, "token_embd.weight", embd, VOCAB);
+    tensor(&w, &p, "output_norm.weight", embd, 0);
     for (int i = 0; i < LAYERS; i++) {
-        static const struct {
+        const struct {
             const char *name;
-            int cols, rows;
-        } part[] = {{"attn_norm", EMBD, 0},      {"attn_q", EMBD, -HEADS},      {"attn_k", EMBD, -KV_HEADS},
-                    {"attn_v", EMBD, -KV_HEADS}, {"attn_output", -HEADS, EMBD}, {"ffn_norm", EMBD, 0},
-                    {"ffn_gate", EMBD, FF},      {"ffn_up", EMBD, FF},          {"ffn_down", FF, EMBD}};
-        for (size_t k = 0; k < sizeof part / sizeof *part; k++) { /* negative: times the head size */
+            uint32_t cols, rows;
+        } part[] = {{"attn_norm", embd, 0},
+                    {"attn_q", embd, HEADS * head},
+                    {"attn_k", embd, KV_HEADS * head},
+                    {"attn_v", embd, KV_HEADS * head},
+                    {"attn_output", HEADS * head, embd},
+                    {"ffn_norm", embd, 0},
+                    {"ffn_gate", embd, ff},
+                    {"ffn_up", embd, ff},
+                    {"ffn_down", ff, embd}};
+        for (size_t k = 0; k < sizeof part / sizeof *part; k++) {
             char name[64];
             snprintf(name, sizeof name, "blk.%d.%s.weight", i, part[k].name);
-            tensor(&w, &p, name, part[k].cols < 0 ? head * (uint64_t)-part[k].cols : (uint64_t)part[k].cols,
-                   part[k].rows < 0 ? head * (uint64_t)-part[k].rows : (uint64_t)part[k].rows);
+            tensor(&w, &p, name, part[k].cols, part[k].rows);
         }
     }
     return w;
@@ -213,15 +214,21 @@ START_TEST(test_types)
     static const struct {
         uint32_t file_id;
         eng_type type;
-    } types[] = {{0, ENG_F32}, {1, ENG_F16}, {30, ENG_BF16}, {8, ENG_Q8_0}, {2, ENG_Q4_0}, {3, ENG_Q4_1}};
+    } types[] = {{0, ENG_F32},   {1, ENG_F16},   {30, ENG_BF16}, {8, ENG_Q8_0},    {2, ENG_Q4_0},
+                 {3, ENG_Q4_1},  {6, ENG_Q5_0},  {7, ENG_Q5_1},  {10, ENG_Q2_K},   {11, ENG_Q3_K},
+                 {12, ENG_Q4_K}, {13, ENG_Q5_K}, {14, ENG_Q6_K}, {20, ENG_IQ4_NL}, {23, ENG_IQ4_XS}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        eng_model *m = accepted(llama((plan){.matrix_type = types[i].file_id}));
-        ck_assert_int_eq(m->layers[1].w_down.type, types[i].type);
-        ck_assert_uint_eq(m->layers[1].w_down.row_bytes, row_bytes(types[i].file_id, FF));
+        const uint32_t wide = 8; /* rows of 256 */
+        eng_model *m = accepted(llama((plan){.matrix_type = types[i].file_id, .wide = wide}));
+        const eng_weight *down = &m->layers[1].w_down;
+        ck_assert_int_eq(down->type, types[i].type);
+        ck_assert_uint_eq(down->row_bytes, row_bytes(types[i].file_id, FF * wide));
+        const uint64_t embd = EMBD * wide, ff = FF * wide, head = HEAD * wide;
         ck_assert_uint_eq(m->n_params,
-                          VOCAB * EMBD + EMBD + LAYERS * (2 * EMBD + 2 * HEADS * HEAD * EMBD + 2 * KV_HEADS * HEAD * EMBD + 3 * EMBD * FF));
+                          VOCAB * embd + embd + LAYERS * (2 * embd + 2 * HEADS * head * embd + 2 * KV_HEADS * head * embd + 3 * embd * ff));
         eng_model_close(m);
     }
+    refused(llama((plan){.matrix_type = 12}), "multiple of Q4_K's block of 256");
 }
 END_TEST
 
