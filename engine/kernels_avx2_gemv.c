@@ -45,7 +45,7 @@ INLINE void rows_small(const eng_type t, const int nr, float *y, const char *w, 
             __m256i dot = dot_codes(t, load_codes(t, block, 0), q, share);
             if (has_min(t))
                 msum[r] += f16_one(get16(block + 2)) * x->s[b];
-            acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(f16_one(get16(block)) * x->d[b]), acc[r]);
+            acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(f16_all(get16(block)), _mm256_set1_ps(x->d[b])), acc[r]);
         }
     }
     store_sums(y, acc, nr);

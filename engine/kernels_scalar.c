@@ -45,11 +45,28 @@ static void quantize_q8(const float *x, eng_q8_act *out, size_t n)
     }
 }
 
-/* What every level computes, up to the order of the float sums: with w a row's block taken apart (quant.h) and h its runs of 16 elements,
- *   y = sum over blocks and h of  w.d[h] x.d (sum of w.q x.q over h, an integer)  +  w.m[h] x.d (sum of x.q over h, an integer). */
+static inline int32_t dot(const int8_t *w, const int8_t *x, size_t n)
+{
+    int32_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += w[i] * x[i];
+    return sum;
+}
+
+static int32_t sum16(const int8_t *x)
+{
+    int32_t sum = 0;
+    for (size_t i = 0; i < 16; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* What every level computes, up to the order of the float sums: with w a row's block taken apart and its parts the 16 or 32 elements that
+ * share a scale (quant.h),
+ *   y = sum over parts of  w.d x.d (sum over the part of w.q x.q, an integer)  +  w.m x.d (sum over the part of x.q, an integer). */
 static void gemv_q8_any(eng_type t, float *y, const void *w, size_t row_bytes, size_t rows, const eng_q8_act *x, size_t n)
 {
-    const size_t block = eng_types[t].block;
+    const size_t block = eng_types[t].block, part = eng_type_part(t);
     const bool has_min = eng_type_has_min(t);
     for (size_t r = 0; r < rows; r++) {
         const char *row = (const char *)w + r * row_bytes;
@@ -57,17 +74,13 @@ static void gemv_q8_any(eng_type t, float *y, const void *w, size_t row_bytes, s
         for (size_t at = 0; at < n; at += block) {
             eng_codes c;
             eng_unpack(t, row + type_bytes(t, at), &c);
-            for (size_t h = 0; h < block / 16; h++) {
-                const int8_t *q = x->q + at + 16 * h;
-                float dx = x->d[(at + 16 * h) / 32];
-                int32_t dot = 0, sum = 0;
-                for (size_t i = 0; i < 16; i++) {
-                    dot += c.q[16 * h + i] * q[i];
-                    sum += q[i];
-                }
-                acc += c.d[h] * dx * (float)dot;
+            for (size_t i = 0; i < block; i += part) {
+                const int8_t *q = x->q + at + i;
+                size_t b = (at + i) / 32;
+                int32_t products = part == 32 ? dot(c.q + i, q, 32) : dot(c.q + i, q, 16);
+                acc += c.d[i / 16] * x->d[b] * (float)products;
                 if (has_min)
-                    acc += c.m[h] * (dx * (float)sum);
+                    acc += c.m[i / 16] * (part == 32 ? x->s[b] : x->d[b] * (float)sum16(q));
             }
         }
         y[r] = acc;

@@ -252,6 +252,11 @@ bool eng_type_has_min(eng_type t)
     return t == ENG_Q4_1 || t == ENG_Q5_1 || t == ENG_Q2_K || t == ENG_Q4_K || t == ENG_Q5_K;
 }
 
+size_t eng_type_part(eng_type t)
+{
+    return t == ENG_Q2_K || t == ENG_Q3_K || t == ENG_Q6_K ? 16 : 32;
+}
+
 void eng_unpack(eng_type t, const void *block, eng_codes *ret)
 {
     switch (t) {

@@ -72,6 +72,7 @@ typedef struct {
 } eng_codes;
 
 bool eng_type_has_min(eng_type type);
+size_t eng_type_part(eng_type type); /* elements that share a scale: 16 or 32; of a type with blocks */
 void eng_unpack(eng_type type, const void *block, eng_codes *ret); /* one block of a type with blocks */
 
 float eng_f16_to_f32(uint16_t h);
