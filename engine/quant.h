@@ -53,15 +53,15 @@ typedef struct { uint16_t d; uint8_t h[4], q[16]; } eng_q5_0;          /* x = d 
 typedef struct { uint16_t d, m; uint8_t h[4], q[16]; } eng_q5_1;       /* x = d q + m */
 typedef struct { uint16_t d; uint8_t q[16]; } eng_iq4_nl;              /* x = d eng_iq4_values[q] */
 
-/* Super-blocks of 256: parts of 32 (Q4_K, Q5_K, IQ4_XS) or 16 elements, each with a scale s, and a minimum t where there is an m. What
- * `32j + l` lies where is said for the 32 elements l of part of 32 j; quant.c has the packing of the scales. */
-typedef struct { uint8_t s[16], q[64]; uint16_t d, m; } eng_q2_k;      /* x = d s q - m t; bits 2(j % 4) of q[32 (j / 4) + l] */
-typedef struct { uint8_t h[32], q[64], s[12]; uint16_t d; } eng_q3_k;  /* x = d (s - 32) (q - 4); as Q2_K, third bit: bit j of h[l] */
-typedef struct { uint16_t d, m; uint8_t s[12], q[128]; } eng_q4_k;     /* x = d s q - m t; bits 4(j % 2) of q[32 (j / 2) + l] */
-typedef struct { uint16_t d, m; uint8_t s[12], h[32], q[128]; } eng_q5_k; /* as Q4_K, fifth bit: bit j of h[l] */
-typedef struct { uint8_t q[128], h[64]; int8_t s[16]; uint16_t d; } eng_q6_k; /* x = d s (q - 32); bits 4(j % 4 / 2) of
-                                                           q[64 (j / 4) + 32 (j % 2) + l], two more: bits 2(j % 4) of h[32 (j / 4) + l] */
-typedef struct { uint16_t d, h; uint8_t s[4], q[128]; } eng_iq4_xs;    /* x = d (s - 32) eng_iq4_values[q]; part j as IQ4_NL in q[16j] */
+/* Super-blocks of 256: scales s (and minima t where there is an m) for parts of 32 elements (Q4_K, Q5_K, IQ4_XS) or 16; quant.c has their
+ * packing. The code of element 32 j + l, l < 32, from its low bits up: */
+typedef struct { uint8_t s[16], q[64]; uint16_t d, m; } eng_q2_k;         /* x = d s q - m t; bits 2 (j % 4) .. of q[32 (j / 4) + l] */
+typedef struct { uint8_t h[32], q[64], s[12]; uint16_t d; } eng_q3_k;     /* x = d (s - 32) (q - 4); as Q2_K, then bit j of h[l] */
+typedef struct { uint16_t d, m; uint8_t s[12], q[128]; } eng_q4_k;        /* x = d s q - m t; bits 4 (j % 2) .. of q[32 (j / 2) + l] */
+typedef struct { uint16_t d, m; uint8_t s[12], h[32], q[128]; } eng_q5_k; /* as Q4_K, then bit j of h[l] */
+/* x = d s (q - 32); bits 4 (j % 4 / 2) .. of q[64 (j / 4) + 32 (j % 2) + l], then bits 2 (j % 4) .. of h[32 (j / 4) + l] */
+typedef struct { uint8_t q[128], h[64]; int8_t s[16]; uint16_t d; } eng_q6_k;
+typedef struct { uint16_t d, h; uint8_t s[4], q[128]; } eng_iq4_xs;       /* x = d (s - 32) eng_iq4_values[q]; q[16j ..] as IQ4_NL's */
 
 extern const int8_t eng_iq4_values[16];
 
