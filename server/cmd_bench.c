@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "cmd_common.h"
-#include "json.h"
 
 typedef struct {
     const cfg_settings *s;
@@ -89,10 +88,11 @@ static int warm_up(const bench *b)
     return status;
 }
 
-static void print_rates(bench *b, const char *test, const char *mode, uint32_t length, const rates *r, const eng_timings *t)
+static int print_rates(bench *b, const char *test, const char *mode, uint32_t length, const rates *r, const eng_timings *t)
 {
     const eng_info *info = eng_info_get(b->engine);
     double mean = r->sum / r->n;
+    int status = 0;
     if (!strcmp(b->s->output, "jsonl")) {
         srv_buf j = {0};
         srv_buf_printf(&j, "{\"test\":\"%s\",\"model\":", test);
@@ -107,9 +107,7 @@ static void print_rates(bench *b, const char *test, const char *mode, uint32_t l
             srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_flat\":%u", t->keys_held, t->keys_attended,
                            t->n_graph, t->n_flat);
         srv_buf_puts(&j, "}\n");
-        if (!j.failed)
-            fwrite(j.p, 1, j.n, stdout);
-        srv_buf_done(&j);
+        status = srv_print_json(&j);
     } else {
         if (!b->headed) {
             printf("%s, %s, %s, %u threads; tokens a second over %u runs\n", b->s->model, info->type, info->cpu, info->n_threads,
@@ -127,6 +125,7 @@ static void print_rates(bench *b, const char *test, const char *mode, uint32_t l
         putchar('\n');
     }
     fflush(stdout);
+    return status;
 }
 
 /* ---- decode ----------------------------------------------------------------------------------------------------- */
@@ -179,7 +178,7 @@ static int decode_mode(bench *b, uint32_t depth, const char *mode)
         status = decode_once(b, depth, &a, &r, &timings);
     }
     if (!status)
-        print_rates(b, "decode", word, depth, &r, &timings);
+        status = print_rates(b, "decode", word, depth, &r, &timings);
     return status;
 }
 
@@ -223,7 +222,7 @@ int srv_cmd_bench_prefill(const cfg_settings *s)
         }
         eng_timings none = {0};
         if (!status)
-            print_rates(&b, "prefill", NULL, b.lengths[i], &r, &none);
+            status = print_rates(&b, "prefill", NULL, b.lengths[i], &r, &none);
     }
     return bench_close(&b, status);
 }

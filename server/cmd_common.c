@@ -353,6 +353,15 @@ void srv_finish_indexes(eng_engine *e)
     srv_progress_end(&p);
 }
 
+int srv_print_json(srv_buf *line)
+{
+    bool failed = line->failed;
+    if (!failed)
+        fwrite(line->p, 1, line->n, stdout);
+    srv_buf_done(line);
+    return failed ? srv_fail("out of memory") : 0;
+}
+
 int srv_finish_output(void)
 {
     if (fflush(stdout) == EOF || ferror(stdout))

@@ -2,6 +2,7 @@
 #ifndef RETRIEVALD_SERVER_CMD_COMMON_H
 #define RETRIEVALD_SERVER_CMD_COMMON_H
 
+#include "json.h"
 #include "server.h"
 #include "template.h"
 
@@ -45,6 +46,9 @@ void srv_progress_end(srv_progress *p);
 
 /* Builds all indexes that are wanted. */
 void srv_finish_indexes(eng_engine *e);
+
+/* Prints a line of JSON and frees it. 0, else an exit status. */
+int srv_print_json(srv_buf *line);
 
 /* Flushes stdout; EXIT_FAILURE when what was printed did not arrive. */
 int srv_finish_output(void);

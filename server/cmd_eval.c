@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "cmd_common.h"
-#include "json.h"
 
 /* eval logits: the last n tokens of a text are forced one by one after a dense prefill of what stands before them, once with full attention
  * and once under the policy; the distributions over the next token are compared. Products run in float32, so that what differs is the
@@ -97,7 +96,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print_result(eval *v, const eng_attention *a)
+static int print_result(eval *v, const eng_attention *a)
 {
     const eng_timings *t = &v->timings;
     double mean = 0, n = (double)v->n;
@@ -118,10 +117,7 @@ static void print_result(eval *v, const eng_attention *a)
         srv_buf_printf(&j, ",\"perplexity_full\":%.5f,\"perplexity\":%.5f,\"perplexity_ratio\":%.5f", ppl_full, ppl, ppl / ppl_full);
         srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_flat\":%u}\n", t->keys_held, t->keys_attended,
                        t->n_graph, t->n_flat);
-        if (!j.failed)
-            fwrite(j.p, 1, j.n, stdout);
-        srv_buf_done(&j);
-        return;
+        return srv_print_json(&j);
     }
     printf("%s against full attention: %zu positions after %zu tokens of %s\n", eng_attn_mode_name(a->mode), v->n, v->n_prompt, v->s->file);
     printf("KL divergence     mean %.6f   p90 %.6f   max %.6f nats\n", mean, p90, max);
@@ -130,6 +126,7 @@ static void print_result(eval *v, const eng_attention *a)
     printf("keys read         %.0f of %.0f (%.1f%%)\n", t->keys_attended, t->keys_held,
            t->keys_held > 0 ? 100 * t->keys_attended / t->keys_held : 0);
     printf("searches          %u by graph, %u by scan\n", t->n_graph, t->n_flat);
+    return 0;
 }
 
 /* Cuts the text to -c tokens (or to what the model was trained for) and allocates what the passes need. */
@@ -180,7 +177,7 @@ int srv_cmd_eval_logits(const cfg_settings *s)
         status = run_pass(&v, 1, &policy);
     }
     if (!status)
-        print_result(&v, &policy);
+        status = print_result(&v, &policy);
     eng_close(v.engine);
     free(v.ids);
     free(v.reference);

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "cmd_common.h"
-#include "json.h"
 
 static void print_text(const eng_info *i, const char *path)
 {
@@ -45,13 +44,7 @@ static int print_json(const eng_info *i, const char *path)
     srv_buf_printf(&b, ",\"n_ctx_train\":%u,\"n_vocab\":%u,\"bos\":%d,\"eos\":%d,\"add_bos\":%s,\"chat_template_bytes\":%zu",
                    i->n_ctx_train, i->n_vocab, i->bos, i->eos, i->add_bos ? "true" : "false", i->chat_template ? i->chat_template_len : 0);
     srv_buf_printf(&b, ",\"kv_bytes_per_token\":%zu,\"fingerprint\":\"%016lx\"}\n", i->kv_bytes_per_token, (unsigned long)i->fingerprint);
-    if (b.failed) {
-        srv_buf_done(&b);
-        return srv_fail("out of memory");
-    }
-    fwrite(b.p, 1, b.n, stdout);
-    srv_buf_done(&b);
-    return 0;
+    return srv_print_json(&b);
 }
 
 int srv_cmd_inspect(const cfg_settings *s)

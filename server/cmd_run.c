@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "cmd_common.h"
-#include "json.h"
 #include "template.h"
 #include "textout.h"
 
