@@ -1,37 +1,19 @@
-/* Llama 2 and 3, Mistral, Yi, SmolLM2: pre-norm, grouped-query attention without biases, SwiGLU. */
+/* Llama 2 and 3, Mistral, Yi, SmolLM2: pre-norm, grouped-query attention without biases, SwiGLU. SmolLM3: the same, and every fourth layer
+ * does not rotate. */
 #include "arch.h"
 
 static const eng_tensor_role top[] = {
-    {"token_embd.weight", DIM_VOCAB, DIM_EMBD, false, offsetof(eng_model, tok_embd)},
-    {"output_norm.weight", DIM_ONE, DIM_EMBD, false, offsetof(eng_model, output_norm)},
-    {"output.weight", DIM_VOCAB, DIM_EMBD, true, offsetof(eng_model, output)},
+    ENG_TOP_ROLES,
+    {"rope_freqs.weight", DIM_ONE, DIM_PAIRS, true, offsetof(eng_model, rope.factors)}, /* Llama 3.x: "llama3" scaling */
+    ENG_LONGROPE_ROLES,
     {NULL},
 };
 
-static const eng_tensor_role layer[] = {
-    {"attn_norm.weight", DIM_ONE, DIM_EMBD, false, offsetof(eng_layer, attn_norm)},
-    {"attn_q.weight", DIM_Q, DIM_EMBD, false, offsetof(eng_layer, wq)},
-    {"attn_k.weight", DIM_KV, DIM_EMBD, false, offsetof(eng_layer, wk)},
-    {"attn_v.weight", DIM_KV, DIM_EMBD, false, offsetof(eng_layer, wv)},
-    {"attn_output.weight", DIM_EMBD, DIM_Q, false, offsetof(eng_layer, wo)},
-    {"ffn_norm.weight", DIM_ONE, DIM_EMBD, false, offsetof(eng_layer, ffn_norm)},
-    {"ffn_gate.weight", DIM_FF, DIM_EMBD, false, offsetof(eng_layer, w_gate)},
-    {"ffn_up.weight", DIM_FF, DIM_EMBD, false, offsetof(eng_layer, w_up)},
-    {"ffn_down.weight", DIM_EMBD, DIM_FF, false, offsetof(eng_layer, w_down)},
-    {NULL},
-};
+static const eng_tensor_role layer[] = {ENG_ATTN_ROLES, ENG_FFN_ROLES, {NULL}};
 
-static const eng_neutral_key neutral[] = {
-    {"expert_count", 0, "mixtures of experts are"},
-    {"attention.sliding_window", 0, "sliding windows are"},
-    {"attention.clamp_kqv", 0, "clamped q, k and v are"},
-    {"attention.scale", 0, "another scale of attention scores is"},
-    {"logit_scale", 1, "scaled logits are"},
-    {"embedding_scale", 1, "scaled embeddings are"},
-    {"residual_scale", 1, "scaled residuals are"},
-    {"rope.scaling.attn_factor", 1, "YaRN is"},
-    {"rope.scale_linear", 1, "linear RoPE scaling is"},
-    {NULL},
-};
+const eng_arch eng_arch_llama = {.name = "llama", .rope_pairs = ENG_ROPE_ADJACENT, .top = top, .layer = layer};
 
-const eng_arch eng_arch_llama = {"llama", ENG_ROPE_ADJACENT, top, layer, neutral};
+static const eng_tensor_role smollm3_top[] = {ENG_TOP_ROLES, {NULL}};
+
+const eng_arch eng_arch_smollm3 = {
+    .name = "smollm3", .rope_pairs = ENG_ROPE_ADJACENT, .top = smollm3_top, .layer = layer, .no_rope_period = 4};

@@ -60,7 +60,8 @@ void attn_decode_free(eng_attn *a)
     free(a->attended);
     free(a->searched);
     free(a->local_seeds);
-    free(a->blocks);
+    free(a->step.blocks);
+    free(a->sliding.blocks);
     free(a->seeds);
     a->ranges = NULL;
     a->hits = NULL;
@@ -69,7 +70,7 @@ void attn_decode_free(eng_attn *a)
     a->attended = NULL;
     a->searched = NULL;
     a->local_seeds = a->seeds = NULL;
-    a->blocks = NULL;
+    a->step.blocks = a->sliding.blocks = NULL;
     a->n_ranges = 0;
     for (uint32_t i = 0; a->workers && i < a->n_workers; i++) {
         attn_worker *w = &a->workers[i];
@@ -160,9 +161,15 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->k_cap = policy->top_k ? policy->top_k : policy->k_max;
     a->max_span = 0;
     uint32_t dense = policy->mode == ENG_ATTN_FULL ? max_keys : policy->n_sink + policy->n_local + delta_cap;
+    for (uint32_t i = 0; i < a->shape->n_layer; i++) {
+        uint32_t window = eng_kv_window(a->shape, i);
+        window = window < max_keys ? window : max_keys;
+        dense = window > dense ? window : dense;
+    }
     a->max_blocks = dense / ATTN_BLOCK + 4; /* two stretches, each with a ragged block at both ends */
     size_t parts = (size_t)a->max_blocks * a->n_head;
-    a->blocks = malloc(a->max_blocks * sizeof *a->blocks);
+    a->step.blocks = malloc(a->max_blocks * sizeof *a->step.blocks);
+    a->sliding.blocks = malloc(a->max_blocks * sizeof *a->sliding.blocks);
     a->dense_o = aligned_alloc(64, (parts * d * sizeof(float) + 63) & ~(size_t)63);
     a->dense_m = malloc(parts * sizeof(float));
     a->dense_l = malloc(parts * sizeof(float));
@@ -173,7 +180,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     size_t n_seeds = (size_t)a->shape->n_layer * a->n_head * ATTN_SEEDS;
     a->seeds = malloc(n_seeds * sizeof *a->seeds);
     a->local_seeds = malloc((size_t)a->n_workers * a->shape->group * ATTN_SEEDS * sizeof *a->local_seeds);
-    if (!a->blocks || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
+    if (!a->step.blocks || !a->sliding.blocks || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
         !a->local_seeds)
         return -ENOMEM;
     memset(a->seeds, 0xff, n_seeds * sizeof *a->seeds);
@@ -190,15 +197,15 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
 
 /* ---- one step --------------------------------------------------------------------------------------------------- */
 
-static void add_blocks(eng_attn *a, uint32_t lo, uint32_t hi)
+static void add_blocks(attn_plan *p, uint32_t lo, uint32_t hi)
 {
     while (lo < hi) {
         uint32_t end = (lo / ATTN_BLOCK + 1) * ATTN_BLOCK;
         if (end > hi)
             end = hi;
-        a->blocks[a->n_blocks].lo = lo;
-        a->blocks[a->n_blocks++].hi = end;
-        a->n_dense += end - lo;
+        p->blocks[p->n_blocks].lo = lo;
+        p->blocks[p->n_blocks++].hi = end;
+        p->n_dense += end - lo;
         lo = end;
     }
 }
@@ -208,20 +215,31 @@ void eng_attn_step(eng_attn *a, const eng_view *view, uint32_t n_keys)
     const eng_attention *p = &a->policy;
     uint32_t local = n_keys > p->n_local ? n_keys - p->n_local : 0; /* where the window's recent part begins */
     uint32_t sink = p->n_sink < n_keys ? p->n_sink : n_keys;
-    a->n_blocks = a->n_dense = 0;
-    a->retrieve_lo = a->retrieve_hi = 0;
+    a->n_keys = n_keys;
+    a->step = (attn_plan){.blocks = a->step.blocks};
     if (retrieves(a) && view->spans[view->n_spans - 1].lo < local)
         local = view->spans[view->n_spans - 1].lo; /* what is not sealed yet is attended densely */
     if (p->mode == ENG_ATTN_FULL || local <= sink) {
-        add_blocks(a, 0, n_keys);
+        add_blocks(&a->step, 0, n_keys);
         return;
     }
-    add_blocks(a, 0, sink);
-    add_blocks(a, local, n_keys);
+    add_blocks(&a->step, 0, sink);
+    add_blocks(&a->step, local, n_keys);
     if (retrieves(a)) {
-        a->retrieve_lo = sink;
-        a->retrieve_hi = local;
+        a->step.retrieve_lo = sink;
+        a->step.retrieve_hi = local;
     }
+}
+
+/* A sliding layer reads its own window, whatever the mode. */
+static const attn_plan *plan_of(eng_attn *a, uint32_t layer)
+{
+    uint32_t window = eng_kv_window(a->shape, layer);
+    if (!window)
+        return &a->step;
+    a->sliding = (attn_plan){.blocks = a->sliding.blocks};
+    add_blocks(&a->sliding, a->n_keys > window ? a->n_keys - window : 0, a->n_keys);
+    return &a->sliding;
 }
 
 static void dense_task(void *ctx, uint32_t task, uint32_t worker)
@@ -231,7 +249,7 @@ static void dense_task(void *ctx, uint32_t task, uint32_t worker)
     const eng_kv_shape *shape = a->shape;
     float *s = a->workers[worker].scores;
     uint32_t head = task % shape->n_head_kv, block = task / shape->n_head_kv, group = shape->group, d = shape->head_dim;
-    uint32_t lo = a->blocks[block].lo, hi = a->blocks[block].hi, first = eng_view_find(a->view, lo);
+    uint32_t lo = a->plan->blocks[block].lo, hi = a->plan->blocks[block].hi, first = eng_view_find(a->view, lo);
     size_t part = ((size_t)head * a->max_blocks + block) * group;
     float *o = a->dense_o + part * d;
 
@@ -291,8 +309,8 @@ static void search_task(void *ctx, uint32_t task, uint32_t worker)
     for (uint32_t g = 0; g < group; g++)
         hits[g].n = 0;
     a->searched[task] = 0;
-    uint32_t span_lo = span->lo > a->retrieve_lo ? span->lo : a->retrieve_lo;
-    uint32_t span_hi = span->hi < a->retrieve_hi ? span->hi : a->retrieve_hi;
+    uint32_t span_lo = span->lo > a->plan->retrieve_lo ? span->lo : a->plan->retrieve_lo;
+    uint32_t span_hi = span->hi < a->plan->retrieve_hi ? span->hi : a->plan->retrieve_hi;
     uint32_t lo = r->lo > span_lo ? r->lo : span_lo, hi = r->hi < span_hi ? r->hi : span_hi;
     idx_index *ix = span_hi > span_lo ? usable_graph(a, span, head, span_hi - span_lo) : NULL;
     if (ix) {
@@ -431,14 +449,14 @@ static void merge_task(void *ctx, uint32_t head, uint32_t worker)
     eng_attn *a = ctx;
     attn_worker *w = &a->workers[worker];
     uint32_t group = a->shape->group, d = a->shape->head_dim, n_retrieved = 0;
-    for (uint32_t b = 0; b < a->n_blocks; b++) {
+    for (uint32_t b = 0; b < a->plan->n_blocks; b++) {
         size_t i = ((size_t)(head / group) * a->max_blocks + b) * group + head % group;
         w->parts[b] = (eng_partial){a->dense_m[i], a->dense_l[i], a->dense_o + i * d};
     }
-    w->parts[a->n_blocks] = a->retrieve_hi > a->retrieve_lo ? retrieved_part(a, w, head, &n_retrieved) : (eng_partial){0};
-    w->parts[a->n_blocks + 1] = (eng_partial){0}; /* the estimate of what is neither in the window nor retrieved (design section 6) */
-    eng_partial_merge(a->out + (size_t)head * d, w->parts, a->n_blocks + 2, d);
-    a->attended[head] = a->n_dense + n_retrieved;
+    w->parts[a->plan->n_blocks] = a->plan->retrieve_hi > a->plan->retrieve_lo ? retrieved_part(a, w, head, &n_retrieved) : (eng_partial){0};
+    w->parts[a->plan->n_blocks + 1] = (eng_partial){0}; /* the estimate of what is neither in the window nor retrieved (design section 6) */
+    eng_partial_merge(a->out + (size_t)head * d, w->parts, a->plan->n_blocks + 2, d);
+    a->attended[head] = a->plan->n_dense + n_retrieved;
 }
 
 void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *out)
@@ -446,15 +464,16 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
     const eng_kv_shape *shape = a->shape;
     a->view = view;
     a->layer = layer;
+    a->plan = plan_of(a, layer);
     a->query = a->scaled;
     a->out = out;
     memcpy(a->scaled, q, (size_t)a->n_head * shape->head_dim * sizeof *q);
     a->k->scale(a->scaled, (size_t)a->n_head * shape->head_dim, 1 / sqrtf((float)shape->head_dim));
-    eng_pool_run(a->pool, dense_task, a, a->n_blocks * shape->n_head_kv);
-    if (a->retrieve_hi > a->retrieve_lo) {
+    eng_pool_run(a->pool, dense_task, a, a->plan->n_blocks * shape->n_head_kv);
+    if (a->plan->retrieve_hi > a->plan->retrieve_lo) {
         for (uint32_t h = 0; h < a->n_head; h++) {
             a->floor[h] = -INFINITY;
-            for (uint32_t b = 0; b < a->n_blocks; b++) {
+            for (uint32_t b = 0; b < a->plan->n_blocks; b++) {
                 float m = a->dense_m[((size_t)(h / shape->group) * a->max_blocks + b) * shape->group + h % shape->group];
                 a->floor[h] = m > a->floor[h] ? m : a->floor[h];
             }

@@ -112,11 +112,13 @@ static void load_tile(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t
     }
 }
 
-/* Scores of a tile -> weights, and the row's (m, l, o) brought to the new maximum. */
-static void softmax_row(const eng_attn *a, attn_worker *w, uint32_t row, uint32_t valid)
+/* Scores of a tile -> weights, and the row's (m, l, o) brought to the new maximum. The row sees keys [from, valid) of the tile. */
+static void softmax_row(const eng_attn *a, attn_worker *w, uint32_t row, uint32_t from, uint32_t valid)
 {
     float *s = w->s + (size_t)row * ATTN_TILE;
     size_t d = a->shape->head_dim;
+    for (uint32_t i = 0; i < from; i++)
+        s[i] = -INFINITY;
     for (uint32_t i = valid; i < ATTN_TILE; i++)
         s[i] = -INFINITY;
     float m = a->k->max(s, valid);
@@ -130,6 +132,12 @@ static void softmax_row(const eng_attn *a, attn_worker *w, uint32_t row, uint32_
         memset(s, 0, ATTN_TILE * sizeof *s);
     else
         w->l[row] += a->k->softmax(s, ATTN_TILE, w->m[row]);
+}
+
+/* The first key that a query at pos sees; window 0: all. */
+static uint32_t window_begin(uint32_t pos, uint32_t window)
+{
+    return window && pos >= window ? pos - window + 1 : 0;
 }
 
 static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
@@ -154,16 +162,18 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     k->scale(w->q, (size_t)rows * d, 1 / sqrtf((float)d));
     memset(w->o, 0, (size_t)rows * d * sizeof(float));
 
-    uint32_t end = a->pos0 + t0 + n, span = 0;
-    for (uint32_t lo = 0; lo < end; lo += ATTN_TILE) {
+    /* A tile before every row's window would leave them all as they are. */
+    uint32_t end = a->pos0 + t0 + n, span = 0, window = eng_kv_window(a->shape, a->layer);
+    for (uint32_t lo = window_begin(a->pos0 + t0, window) / ATTN_TILE * ATTN_TILE; lo < end; lo += ATTN_TILE) {
         uint32_t hi = end - lo < ATTN_TILE ? end : lo + ATTN_TILE;
         load_tile(a, w, head, lo, hi, &span);
         for (uint32_t p = 0; p < ATTN_TILE / ENG_NR; p++)
             k->gemm_f32(w->s + p * ENG_NR, ATTN_TILE, w->q, d, w->panel + p * d * ENG_NR, ENG_NR, rows, ENG_NR, d, false);
         for (uint32_t row = 0; row < rows; row++) {
             uint32_t pos = a->pos0 + t0 + row / group;
-            if (pos >= lo)
-                softmax_row(a, w, row, pos - lo + 1 < ATTN_TILE ? pos - lo + 1 : ATTN_TILE);
+            uint32_t begin = window_begin(pos, window);
+            if (pos >= lo && begin < lo + ATTN_TILE)
+                softmax_row(a, w, row, begin > lo ? begin - lo : 0, pos - lo + 1 < ATTN_TILE ? pos - lo + 1 : ATTN_TILE);
             else
                 memset(w->s + (size_t)row * ATTN_TILE, 0, ATTN_TILE * sizeof(float));
         }

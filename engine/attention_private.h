@@ -23,6 +23,12 @@ typedef struct {
     uint32_t n;
 } attn_hits;
 
+/* What one query of a layer reads: dense blocks, and what lies between for retrieval. */
+typedef struct {
+    struct attn_block { uint32_t lo, hi; } *blocks;
+    uint32_t n_blocks, n_dense, retrieve_lo, retrieve_hi;
+} attn_plan;
+
 typedef struct {
     /* prefill */
     float *q, *s, *o, *m, *l;   /* [rows][d], [rows][ATTN_TILE], [rows][d], [rows], [rows] */
@@ -60,10 +66,11 @@ struct eng_attn {
     uint8_t *searched;          /* [head_kv][range]: 0 not, 1 flat, 2 graph */
     uint32_t *seeds;            /* [layer][n_head][ATTN_SEEDS] positions, ~0: none */
     uint32_t *local_seeds;      /* [worker][group * ATTN_SEEDS] */
-    struct attn_block { uint32_t lo, hi; } *blocks;
 
     /* decode: this step */
-    uint32_t n_blocks, n_dense, retrieve_lo, retrieve_hi;
+    attn_plan step, sliding;    /* of ordinary layers; of the sliding layer at hand */
+    const attn_plan *plan;      /* the layer's */
+    uint32_t n_keys;
     eng_attn_counts counts;
 
     /* this call */

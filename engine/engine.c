@@ -39,7 +39,8 @@ eng_sampling eng_sampling_default(void)
 
 eng_params eng_params_default(void)
 {
-    return (eng_params){.n_chunk = 512, .type_k = ENG_KV_F16, .type_v = ENG_KV_F16, .cache_ram = (size_t)8 << 30, .index_share = 0.2f};
+    return (eng_params){.n_chunk = 512, .type_k = ENG_KV_F16, .type_v = ENG_KV_F16, .cache_ram = (size_t)8 << 30, .index_share = 0.2f,
+                        .rope = {.yarn_ext_factor = -1, .yarn_attn_factor = -1, .yarn_beta_slow = -1, .yarn_beta_fast = -1}};
 }
 
 void eng_log(const eng_engine *e, int level, const char *format, ...)
@@ -56,9 +57,15 @@ void eng_log(const eng_engine *e, int level, const char *format, ...)
 
 /* ---- open -------------------------------------------------------------------------------------------------------- */
 
-static void fill_shape(eng_engine *e)
+/* A window as long as the context hides nothing: such a layer is an ordinary one, which retrieves. */
+static int fill_shape(eng_engine *e)
 {
     const eng_model *m = e->model;
+    e->window = calloc(m->n_layer, sizeof *e->window);
+    if (!e->window)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < m->n_layer; i++)
+        e->window[i] = m->layers[i].window < e->params.n_ctx ? m->layers[i].window : 0;
     e->shape = (eng_kv_shape){
         .n_layer = m->n_layer,
         .n_head_kv = m->n_head_kv,
@@ -68,7 +75,9 @@ static void fill_shape(eng_engine *e)
         .type_v = e->params.type_v,
         .row_k = m->head_dim * eng_kv_type_size(e->params.type_k),
         .row_v = m->head_dim * eng_kv_type_size(e->params.type_v),
+        .window = e->window,
     };
+    return 0;
 }
 
 static int copy_template(eng_engine *e)
@@ -109,7 +118,16 @@ static void fill_info(eng_engine *e)
     i->bos = eng_tokenizer_bos(e->tokenizer);
     i->eos = eng_tokenizer_eos(e->tokenizer);
     i->add_bos = eng_tokenizer_add_bos(e->tokenizer);
-    i->fingerprint = eng_gguf_fingerprint(m->file);
+    i->fingerprint = eng_rope_hash(&e->rope, eng_gguf_fingerprint(m->file));
+    i->rope_scaling = e->rope.scaling;
+    i->rope_freq_base = e->rope.base;
+    i->rope_factor = e->rope.factor;
+    i->n_ctx_scaled = e->rope.n_ctx_trained;
+    i->sliding_window = m->window;
+    for (uint32_t k = 0; k < m->n_layer; k++)
+        i->n_sliding_layers += m->layers[k].window > 0;
+    i->n_expert = m->n_expert;
+    i->n_expert_used = m->n_expert_used;
     i->kv_bytes_per_token = eng_kv_bytes_per_token(&e->shape);
     i->scratch_bytes = eng_forward_bytes(e->forward);
 }
@@ -139,18 +157,22 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
         return r;
     if (!e->params.n_ctx)
         e->params.n_ctx = e->model->n_ctx_train;
-    else if (e->params.n_ctx > e->model->n_ctx_train)
-        eng_log(e, LOG_WARNING, "a context of %u tokens is longer than the %u the model was trained for", e->params.n_ctx, e->model->n_ctx_train);
-    fill_shape(e);
+    if ((r = eng_rope_init(&e->rope, e->model, &e->params.rope, e->params.n_ctx, err, errlen)) < 0)
+        return r;
+    if (e->params.n_ctx > e->rope.n_ctx_trained)
+        eng_log(e, LOG_WARNING, "a context of %u tokens is longer than the %u the model was trained for", e->params.n_ctx, e->rope.n_ctx_trained);
     eng_forward_params fp = {
         .model = e->model,
         .kernels = e->kernels,
         .shape = &e->shape,
+        .rope = &e->rope,
         .n_chunk = e->params.n_chunk,
         .f32_activations = e->params.f32_activations,
         .heartbeat = &e->counters.heartbeat,
     };
     snprintf(err, errlen, "out of memory");
+    if ((r = fill_shape(e)) < 0)
+        return r;
     if ((r = eng_pool_new(e->params.n_threads ? e->params.n_threads : eng_pool_cores(), &e->pool)) < 0)
         return r;
     fp.pool = e->pool;
@@ -193,6 +215,8 @@ void eng_close(eng_engine *e)
     eng_forward_free(e->forward);
     eng_pool_free(e->pool);
     eng_tokenizer_free(e->tokenizer);
+    eng_rope_done(&e->rope);
+    free(e->window);
     eng_model_close(e->model);
     gpu_close(e->gpu);
     free(e->chat_template);

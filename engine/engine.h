@@ -55,6 +55,17 @@ typedef struct {
 
 eng_sampling eng_sampling_default(void);
 
+/* ---- RoPE: what the operator says instead of the model's file (llama-server's flags) ----------------------------- */
+
+typedef enum { ENG_ROPE_SCALING_FILE, ENG_ROPE_SCALING_NONE, ENG_ROPE_SCALING_LINEAR, ENG_ROPE_SCALING_YARN } eng_rope_scaling;
+
+typedef struct {
+    eng_rope_scaling scaling;
+    float freq_base, freq_scale;    /* 0: the file's. The scale is 1 / factor */
+    uint32_t yarn_orig_ctx;         /* 0: the file's */
+    float yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast; /* below 0: the file's */
+} eng_rope_params;
+
 /* ---- open / close ----------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -64,6 +75,7 @@ typedef struct {
     eng_cpu cpu;
     eng_kv_type type_k, type_v;
     size_t cache_ram;         /* bytes for kept contexts and their indexes; 0 keeps none */
+    eng_rope_params rope;
     bool f32_activations;     /* every product in float32: slow, for evaluation */
     float index_share;        /* share of CPU time that index builds may take between decode steps */
     void (*log)(void *ctx, int level, const char *text); /* syslog levels; NULL: silent */
@@ -85,7 +97,12 @@ typedef struct {
     const char *cpu;                         /* kernel level in use, e.g. "avx512 (VNNI, BF16)" */
     int32_t bos, eos;                        /* -1: none */
     bool add_bos;
-    uint64_t fingerprint;                    /* of the model file's header, metadata and size */
+    uint64_t fingerprint;                    /* of the model file and the RoPE settings in effect */
+    const char *rope_scaling;                /* in effect: "none", "linear", "yarn", "llama3", "longrope" */
+    float rope_freq_base, rope_factor;
+    uint32_t n_ctx_scaled;                   /* tokens the model is meant for with this scaling; n_ctx_train or more */
+    uint32_t sliding_window, n_sliding_layers; /* 0: none */
+    uint32_t n_expert, n_expert_used;        /* 0: none */
     size_t kv_bytes_per_token, scratch_bytes;
 } eng_info;
 

@@ -26,6 +26,8 @@ struct eng_engine {
     eng_cache *cache;
     eng_index_work *index_work;
     gpu_context *gpu;           /* NULL: none */
+    eng_rope rope;
+    uint32_t *window;           /* [n_layer]: shape.window */
     eng_kv_shape shape;
     eng_info info;
     char *chat_template;

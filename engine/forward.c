@@ -1,5 +1,7 @@
 #include "forward.h"
 
+#include "moe.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -11,6 +13,7 @@ struct eng_forward {
     eng_forward_params p;
     eng_linear *linear;
     eng_attn *attn;
+    eng_moe *moe;           /* NULL: no experts */
     size_t bytes;
     /* of one chunk, row-major by token */
     float *x;               /* [n_embd] residual stream */
@@ -18,11 +21,15 @@ struct eng_forward {
     float *q, *k, *v, *o;   /* [n_head d], [n_head_kv d] twice, [n_head d] */
     float *gate, *up;       /* [n_ff] */
     float *cs;              /* [rope_dim] cosines, then sines */
+    float *cs_local;        /* the same, of layers with a base of their own */
+
+    float q_scale;          /* what makes the attention's 1 / sqrt(head_dim) the model's scale */
 
     /* of the call */
     const eng_view *view;
     const eng_layer *weights;
     const float *norm;
+    const float *post_norm; /* of the output in h before it is added; NULL: none */
     const int32_t *ids;
     const eng_query_sampling *sampling;
     uint32_t layer, pos, n;
@@ -40,17 +47,24 @@ int eng_forward_new(const eng_forward_params *p, eng_forward **ret)
     if (!f)
         return -ENOMEM;
     f->p = *p;
+    f->q_scale = m->attn_scale * sqrtf((float)m->head_dim);
+    if (fabsf(f->q_scale - 1) < 1e-6f)
+        f->q_scale = 1;
     size_t q = (size_t)m->n_head * m->head_dim, kv = (size_t)m->n_head_kv * m->head_dim;
-    uint32_t max_cols = max2(max2(m->n_embd, m->n_ff), (uint32_t)q);
+    size_t ff = m->n_expert ? 1 : m->n_ff; /* experts have buffers of their own */
+    uint32_t max_cols = max2(max2(m->n_embd, m->n_expert ? m->n_ff_expert : m->n_ff), (uint32_t)q);
     int r = eng_linear_new(p->pool, p->kernels, max_cols, p->n_chunk, p->f32_activations, &f->linear);
     if (r == 0)
         r = eng_attn_new(p->pool, p->kernels, p->shape, p->n_chunk, &f->attn);
+    if (r == 0 && m->n_expert)
+        r = eng_moe_new(m, p->kernels, p->pool, f->linear, p->n_chunk, &f->moe);
     if (r < 0) {
         eng_forward_free(f);
         return r;
     }
     struct { float **to; size_t width; } parts[] = {
-        {&f->x, m->n_embd}, {&f->h, m->n_embd}, {&f->q, q}, {&f->k, kv}, {&f->v, kv}, {&f->o, q}, {&f->gate, m->n_ff}, {&f->up, m->n_ff}, {&f->cs, m->rope_dim},
+        {&f->x, m->n_embd}, {&f->h, m->n_embd}, {&f->q, q}, {&f->k, kv}, {&f->v, kv}, {&f->o, q}, {&f->gate, ff}, {&f->up, ff},
+        {&f->cs, m->rope_dim}, {&f->cs_local, m->rope_dim},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         size_t bytes = (parts[i].width * p->n_chunk * sizeof(float) + 63) & ~(size_t)63;
@@ -69,9 +83,10 @@ void eng_forward_free(eng_forward *f)
 {
     if (!f)
         return;
+    eng_moe_free(f->moe);
     eng_linear_free(f->linear);
     eng_attn_free(f->attn);
-    float *parts[] = {f->x, f->h, f->q, f->k, f->v, f->o, f->gate, f->up, f->cs};
+    float *parts[] = {f->x, f->h, f->q, f->k, f->v, f->o, f->gate, f->up, f->cs, f->cs_local};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(f);
@@ -79,7 +94,7 @@ void eng_forward_free(eng_forward *f)
 
 size_t eng_forward_bytes(const eng_forward *f)
 {
-    return f->bytes + eng_linear_bytes(f->linear) + eng_attn_bytes(f->attn);
+    return f->bytes + eng_linear_bytes(f->linear) + eng_attn_bytes(f->attn) + (f->moe ? eng_moe_bytes(f->moe) : 0);
 }
 
 eng_attn *eng_forward_attention(eng_forward *f)
@@ -89,19 +104,18 @@ eng_attn *eng_forward_attention(eng_forward *f)
 
 /* ---- per-token work ---------------------------------------------------------------------------------------------- */
 
-/* Embedding and rotary angles of token t. Angles in float64: at position 10^6 a float32 product has lost its fraction. */
+/* Embedding and rotary angles of token t. */
 static void begin_token(eng_forward *f, uint32_t t)
 {
     const eng_model *m = f->p.model;
     const eng_weight *e = &m->tok_embd;
-    f->p.kernels->dequantize[e->type]((const uint8_t *)e->data + (size_t)f->ids[t] * e->row_bytes, f->x + (size_t)t * m->n_embd, m->n_embd);
-    float *cs = f->cs + (size_t)t * m->rope_dim;
-    uint32_t half = m->rope_dim / 2;
-    for (uint32_t i = 0; i < half; i++) {
-        double angle = (f->pos + t) * pow(m->rope_base, -2.0 * i / m->rope_dim);
-        cs[i] = (float)cos(angle);
-        cs[half + i] = (float)sin(angle);
-    }
+    float *x = f->x + (size_t)t * m->n_embd;
+    f->p.kernels->dequantize[e->type]((const uint8_t *)e->data + (size_t)f->ids[t] * e->row_bytes, x, m->n_embd);
+    if (m->embd_scale != 1)
+        f->p.kernels->scale(x, m->n_embd, m->embd_scale);
+    eng_rope_angles(f->p.rope, false, f->pos + t, f->cs + (size_t)t * m->rope_dim);
+    if (m->window)
+        eng_rope_angles(f->p.rope, true, f->pos + t, f->cs_local + (size_t)t * m->rope_dim);
 }
 
 static void norm_token(eng_forward *f, uint32_t t)
@@ -132,44 +146,73 @@ uint32_t eng_query_count(const eng_query_sampling *s, uint32_t end)
     return last + (drawn_position(s, last) < end);
 }
 
-/* Rotates q and k of token t, stores k and v to their segment, and keeps the query when it is one of the sample. */
+/* One head of q or k: normed, then rotated. */
+static void turn_head(const eng_forward *f, float *x, const float *norm, const float *cs)
+{
+    const eng_model *m = f->p.model;
+    if (norm)
+        f->p.kernels->rms_norm(x, x, norm, m->head_dim, m->rms_eps);
+    if (f->weights->rope != ENG_LAYER_NO_ROPE)
+        f->p.kernels->rope(x, cs, m->rope_dim, m->rope_pairs == ENG_ROPE_HALVES);
+}
+
+static void keep_query(eng_forward *f, const float *q, uint32_t pos)
+{
+    const eng_kv_shape *shape = f->p.shape;
+    const eng_query_sampling *s = f->sampling;
+    uint32_t stratum;
+    size_t n = (size_t)shape->group * shape->head_dim;
+    if (!s || !s->seg || !is_sampled(s, pos, &stratum) || stratum >= s->seg->m_cap)
+        return;
+    s->seg->query_row[stratum] = pos - s->seg->start;
+    for (uint32_t head = 0; head < shape->n_head_kv && !eng_kv_window(shape, f->layer); head++)
+        f->p.kernels->kv_store[ENG_KV_F16](q + head * n, eng_segment_query(s->seg, f->layer, head, stratum), n);
+}
+
+/* Biases, norms and rotation of q and k of token t; stores k and v to their segment, and keeps the query when it is one of the sample. */
 static void place_token(eng_forward *f, uint32_t t)
 {
     const eng_model *m = f->p.model;
+    const eng_layer *w = f->weights;
     const eng_kernels *kn = f->p.kernels;
     const eng_kv_shape *shape = f->p.shape;
     uint32_t pos = f->pos + t, d = m->head_dim;
+    size_t n_q = (size_t)m->n_head * d, n_kv = (size_t)m->n_head_kv * d;
     const eng_span *span = &f->view->spans[eng_view_find(f->view, pos)];
-    const float *cs = f->cs + (size_t)t * m->rope_dim;
-    float *q = f->q + (size_t)t * m->n_head * d;
-    bool halves = m->rope_pairs == ENG_ROPE_HALVES;
+    const float *cs = (w->rope == ENG_LAYER_ROPE_LOCAL ? f->cs_local : f->cs) + (size_t)t * m->rope_dim;
+    float *q = f->q + t * n_q, *k = f->k + t * n_kv, *v = f->v + t * n_kv;
 
-    for (uint32_t head = 0; head < m->n_head; head++)
-        kn->rope(q + (size_t)head * d, cs, m->rope_dim, halves);
-    for (uint32_t head = 0; head < m->n_head_kv; head++) {
-        float *k = f->k + ((size_t)t * m->n_head_kv + head) * d;
-        kn->rope(k, cs, m->rope_dim, halves);
-        kn->kv_store[shape->type_k](k, eng_segment_k(span->seg, f->layer, head, pos - span->seg->start), d);
-        kn->kv_store[shape->type_v](f->v + ((size_t)t * m->n_head_kv + head) * d, eng_segment_v(span->seg, f->layer, head, pos - span->seg->start), d);
+    if (w->bq) {
+        kn->add(q, w->bq, n_q);
+        kn->add(k, w->bk, n_kv);
+        kn->add(v, w->bv, n_kv);
     }
-    uint32_t stratum;
-    if (!f->sampling || !f->sampling->seg || !is_sampled(f->sampling, pos, &stratum) || stratum >= f->sampling->seg->m_cap)
-        return;
-    for (uint32_t head = 0; head < m->n_head_kv; head++)
-        kn->kv_store[ENG_KV_F16](q + (size_t)head * shape->group * d, eng_segment_query(f->sampling->seg, f->layer, head, stratum), (size_t)shape->group * d);
-    f->sampling->seg->query_row[stratum] = pos - f->sampling->seg->start;
+    for (uint32_t head = 0; head < m->n_head; head++)
+        turn_head(f, q + (size_t)head * d, w->q_norm, cs);
+    if (f->q_scale != 1)
+        kn->scale(q, n_q, f->q_scale);
+    for (uint32_t head = 0; head < m->n_head_kv; head++, k += d, v += d) {
+        turn_head(f, k, w->k_norm, cs);
+        kn->kv_store[shape->type_k](k, eng_segment_k(span->seg, f->layer, head, pos - span->seg->start), d);
+        kn->kv_store[shape->type_v](v, eng_segment_v(span->seg, f->layer, head, pos - span->seg->start), d);
+    }
+    keep_query(f, q, pos);
 }
 
 static void add_token(eng_forward *f, uint32_t t)
 {
     const eng_model *m = f->p.model;
-    f->p.kernels->add(f->x + (size_t)t * m->n_embd, f->h + (size_t)t * m->n_embd, m->n_embd);
+    float *h = f->h + (size_t)t * m->n_embd;
+    if (f->post_norm)
+        f->p.kernels->rms_norm(h, h, f->post_norm, m->n_embd, m->rms_eps);
+    f->p.kernels->add(f->x + (size_t)t * m->n_embd, h, m->n_embd);
 }
 
 static void gate_token(eng_forward *f, uint32_t t)
 {
     size_t at = (size_t)t * f->p.model->n_ff, n = f->p.model->n_ff;
-    f->p.kernels->silu_mul(f->gate + at, f->gate + at, f->up + at, n);
+    const eng_kernels *kn = f->p.kernels;
+    (f->p.model->act == ENG_GELU_TANH ? kn->gelu_mul : kn->silu_mul)(f->gate + at, f->gate + at, f->up + at, n);
 }
 
 static void add_norm_token(eng_forward *f, uint32_t t)
@@ -214,6 +257,19 @@ static void product(eng_forward *f, bool decode, const eng_weight *const *w, flo
         eng_linear_prefill(f->linear, w, y, n, x, f->n);
 }
 
+/* From the normed input in h to the FFN's output in h. */
+static void feed_forward(eng_forward *f, bool decode)
+{
+    const eng_layer *w = f->weights;
+    if (f->moe) {
+        eng_moe_run(f->moe, w, decode, f->h, f->n);
+        return;
+    }
+    product(f, decode, (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2, f->h);
+    each_token(f, gate_token);
+    product(f, decode, (const eng_weight *const[]){&w->w_down}, (float *const[]){f->h}, 1, f->gate);
+}
+
 /* All layers over the f->n tokens; leaves the residual stream in x. */
 static int layers(eng_forward *f, bool decode, const atomic_bool *cancel)
 {
@@ -233,10 +289,10 @@ static int layers(eng_forward *f, bool decode, const atomic_bool *cancel)
             eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
         product(f, decode, (const eng_weight *const[]){&w->wo}, (float *const[]){f->h}, 1, f->o);
         f->norm = w->ffn_norm;
+        f->post_norm = w->attn_post_norm;
         each_token(f, add_norm_token);
-        product(f, decode, (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2, f->h);
-        each_token(f, gate_token);
-        product(f, decode, (const eng_weight *const[]){&w->w_down}, (float *const[]){f->h}, 1, f->gate);
+        feed_forward(f, decode);
+        f->post_norm = w->ffn_post_norm;
         atomic_fetch_add_explicit(f->p.heartbeat, 1, memory_order_relaxed);
     }
     f->norm = m->output_norm;

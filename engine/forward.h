@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "model.h"
+#include "rope.h"
 
 typedef struct eng_forward eng_forward;
 
@@ -13,6 +14,7 @@ typedef struct {
     const eng_kernels *kernels;
     eng_pool *pool;
     const eng_kv_shape *shape;
+    const eng_rope *rope;
     uint32_t n_chunk;
     bool f32_activations;
     atomic_ullong *heartbeat;   /* raised once a layer */

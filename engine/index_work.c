@@ -36,6 +36,22 @@ static uint32_t graph_count(const eng_segment *s)
     return s->shape->n_layer * s->shape->n_head_kv;
 }
 
+/* The first graph from `graph` on whose layer retrieves (a sliding one reads its window and no more). */
+static uint32_t next_wanted(const eng_segment *s, uint32_t graph)
+{
+    while (graph < graph_count(s) && eng_kv_window(s->shape, graph / s->shape->n_head_kv))
+        graph++;
+    return graph;
+}
+
+static uint32_t wanted_count(const eng_segment *s)
+{
+    uint32_t n = 0;
+    for (uint32_t g = next_wanted(s, 0); g < graph_count(s); g = next_wanted(s, g + 1))
+        n++;
+    return n;
+}
+
 int eng_index_work_new(eng_pool *pool, eng_index_work **ret)
 {
     eng_index_work *w = calloc(1, sizeof *w);
@@ -73,7 +89,8 @@ void eng_index_work_free(eng_index_work *w)
 
 int eng_index_work_add(eng_index_work *w, eng_segment *s)
 {
-    if (s->n < ENG_INDEX_MIN_TOKENS || !s->m)
+    uint32_t wanted = wanted_count(s);
+    if (s->n < ENG_INDEX_MIN_TOKENS || !s->m || !wanted)
         return 0;
     if (w->n_jobs == w->cap_jobs) {
         size_t cap = w->cap_jobs ? 2 * w->cap_jobs : 8;
@@ -84,8 +101,8 @@ int eng_index_work_add(eng_index_work *w, eng_segment *s)
         w->cap_jobs = cap;
     }
     s->indexing = true;
-    w->jobs[w->n_jobs++] = (job){eng_segment_ref(s), 0, graph_count(s)};
-    w->pending += graph_count(s);
+    w->jobs[w->n_jobs++] = (job){eng_segment_ref(s), next_wanted(s, 0), wanted};
+    w->pending += wanted;
     return 0;
 }
 
@@ -111,7 +128,8 @@ static void fill_slots(eng_index_work *w)
             job *b = &w->jobs[j];
             if (b->next == graph_count(b->seg))
                 continue;
-            *s = (slot){.seg = b->seg, .graph = b->next++};
+            *s = (slot){.seg = b->seg, .graph = b->next};
+            b->next = next_wanted(b->seg, b->next + 1);
             break;
         }
     }

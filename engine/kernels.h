@@ -64,6 +64,7 @@ typedef struct {
     /* sum of squares in float64 or in >= 8 float32 lanes */
     void (*rms_norm)(float *out, const float *x, const float *w, size_t n, float eps);
     void (*silu_mul)(float *out, const float *gate, const float *up, size_t n); /* silu(gate) * up; out may be gate */
+    void (*gelu_mul)(float *out, const float *gate, const float *up, size_t n); /* the same with GELU by tanh */
     void (*add)(float *x, const float *y, size_t n);                            /* x += y */
     /* In-place rotation of the first `rot` dims of a head: cs = cos[rot/2], sin[rot/2]. halves: pairs (i, i + rot/2), else (2i, 2i+1) */
     void (*rope)(float *x, const float *cs, size_t rot, bool halves);

@@ -118,6 +118,18 @@ static void silu_mul(float *out, const float *gate, const float *up, size_t n)
     }
 }
 
+/* As the scalar one. */
+static void gelu_mul(float *out, const float *gate, const float *up, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 g = load8f(gate + i, n - i), cube = _mm256_mul_ps(_mm256_mul_ps(g, g), g);
+        __m256 u = _mm256_mul_ps(_mm256_set1_ps(-1.5957691216f), _mm256_fmadd_ps(_mm256_set1_ps(0.044715f), cube, g));
+        __m256 s = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1), exp8(u)));
+        s = _mm256_and_ps(s, _mm256_cmp_ps(u, _mm256_set1_ps(88), _CMP_NGT_UQ)); /* as in silu_mul */
+        store8f(out + i, n - i, _mm256_mul_ps(s, load8f(up + i, n - i)));
+    }
+}
+
 static void add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i += 8)
@@ -156,6 +168,7 @@ void eng_kernels_avx2(eng_kernels *k)
     k->scale = scale;
     k->rms_norm = rms_norm;
     k->silu_mul = silu_mul;
+    k->gelu_mul = gelu_mul;
     k->add = add;
     k->rope = rope;
     eng_avx2_gemv(k);

@@ -89,6 +89,18 @@ static void silu_mul(float *out, const float *gate, const float *up, size_t n)
     }
 }
 
+/* As the scalar one. */
+static void gelu_mul(float *out, const float *gate, const float *up, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 k = tail16(n - i);
+        __m512 g = _mm512_maskz_loadu_ps(k, gate + i), cube = _mm512_mul_ps(_mm512_mul_ps(g, g), g), one = _mm512_set1_ps(1);
+        __m512 u = _mm512_mul_ps(_mm512_set1_ps(-1.5957691216f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, g));
+        __m512 s = _mm512_div_ps(g, _mm512_add_ps(one, exp16(u)));
+        _mm512_mask_storeu_ps(out + i, k, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(k, up + i)));
+    }
+}
+
 static void add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
@@ -132,6 +144,7 @@ void eng_kernels_avx512(eng_kernels *k, bool bf16)
     k->scale = scale;
     k->rms_norm = rms_norm;
     k->silu_mul = silu_mul;
+    k->gelu_mul = gelu_mul;
     k->add = add;
     k->rope = rope;
     eng_avx512_gemv(k);

@@ -299,6 +299,15 @@ static void silu_mul(float *out, const float *gate, const float *up, size_t n)
         out[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }
 
+/* x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3) */
+static void gelu_mul(float *out, const float *gate, const float *up, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float g = gate[i];
+        out[i] = g / (1 + expf(-1.5957691216f * (g + 0.044715f * g * g * g))) * up[i];
+    }
+}
+
 static void add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -336,6 +345,7 @@ void eng_kernels_scalar(eng_kernels *k)
         .scale = scale,
         .rms_norm = rms_norm,
         .silu_mul = silu_mul,
+        .gelu_mul = gelu_mul,
         .add = add,
         .rope = rope,
     };

@@ -17,7 +17,13 @@ typedef struct {
     uint32_t n_layer, n_head_kv, group, head_dim;
     eng_kv_type type_k, type_v;
     size_t row_k, row_v;    /* bytes of a row */
+    const uint32_t *window; /* [n_layer] keys a query of the layer sees; 0: all. NULL: all layers see all. What slides is never retrieved from */
 } eng_kv_shape;
+
+static inline uint32_t eng_kv_window(const eng_kv_shape *s, uint32_t layer)
+{
+    return s->window ? s->window[layer] : 0;
+}
 
 size_t eng_kv_type_size(eng_kv_type t);
 size_t eng_kv_bytes_per_token(const eng_kv_shape *s);

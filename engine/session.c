@@ -80,6 +80,15 @@ static int add_segment(eng_session *s, uint32_t start, uint32_t cap, eng_segment
     return r;
 }
 
+/* Whether any layer sees more than a window. */
+static bool retrieves(const eng_kv_shape *shape)
+{
+    for (uint32_t i = 0; i < shape->n_layer; i++)
+        if (!eng_kv_window(shape, i))
+            return true;
+    return false;
+}
+
 /* Memory for the tokens to come: what will be sealed goes straight to where it will stay. */
 static int add_segments(eng_session *s)
 {
@@ -94,7 +103,7 @@ static int add_segments(eng_session *s)
     int r = fill ? add_segment(s, s->n_cached, fill, &s->filling) : 0;
     if (r == 0)
         r = add_segment(s, s->n_cached + fill, delta, &s->delta);
-    if (r < 0 || fill < ENG_INDEX_MIN_TOKENS)
+    if (r < 0 || fill < ENG_INDEX_MIN_TOKENS || !retrieves(shape))
         return r;
     s->sampling.from = s->n_cached;
     s->sampling.stride = (uint32_t)(((uint64_t)n_new * shape->group + SAMPLED_QUERIES - 1) / SAMPLED_QUERIES);
