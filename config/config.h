@@ -21,6 +21,10 @@ typedef struct {
     char *cpu;                /* --cpu auto|scalar|avx2|avx512 */
     char *cache_type_k, *cache_type_v; /* -ctk, -ctv: f32|f16|bf16 */
     int64_t cache_ram;        /* -cram, --cache-ram MiB; 0: keep no context */
+    char *rope_scaling;       /* --rope-scaling auto|none|linear|yarn; auto: the model's */
+    double rope_scale, rope_freq_base, rope_freq_scale; /* 0: the model's */
+    uint32_t yarn_orig_ctx;   /* 0: the model's */
+    double yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast; /* below 0: the model's */
     /* attention defaults and limits */
     char *attention;          /* --attention auto|full|streaming|flat|graph */
     uint32_t attn_top_k;      /* --attn-top-k; 0: dynamic */

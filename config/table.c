@@ -12,6 +12,7 @@
 static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", NULL};
 static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
 static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
+static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
 
@@ -41,6 +42,24 @@ const cfg_row cfg_table[] = {
     {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},
     {MODEL, "cache-ram", "cram", RETRIEVES, true, CFG_T_I64, FIELD(cache_ram), "8192", 0, 1073741824, NULL, "MIB",
      "memory for kept contexts and their indexes; 0 keeps none"},
+    {MODEL, "rope-scaling", NULL, LOADS, true, CFG_T_CHOICE, FIELD(rope_scaling), "auto", ANY_LENGTH, scalings, "TYPE",
+     "how RoPE is stretched to contexts longer than the model was trained on; auto: as the model's file says"},
+    {MODEL, "rope-scale", NULL, LOADS, true, CFG_T_REAL, FIELD(rope_scale), "0", 0, 1000000, NULL, "N",
+     "factor of the stretch: the context grows N-fold; 0: the model's"},
+    {MODEL, "rope-freq-base", NULL, LOADS, true, CFG_T_REAL, FIELD(rope_freq_base), "0", 0, 1e15, NULL, "N",
+     "base of the rotation's frequencies; 0: the model's"},
+    {MODEL, "rope-freq-scale", NULL, LOADS, true, CFG_T_REAL, FIELD(rope_freq_scale), "0", 0, 1000000, NULL, "N",
+     "the same as rope-scale, as its inverse 1/N; 0: the model's"},
+    {MODEL, "yarn-orig-ctx", NULL, LOADS, true, CFG_T_U32, FIELD(yarn_orig_ctx), "0", 0, MAX_TOKENS, NULL, "N",
+     "YaRN: the context before the stretch; 0: the model's"},
+    {MODEL, "yarn-ext-factor", NULL, LOADS, true, CFG_T_REAL, FIELD(yarn_ext_factor), "-1", -1, 100, NULL, "X",
+     "YaRN: how much fast frequencies keep, 0 (nothing) to 1; below 0: the model's"},
+    {MODEL, "yarn-attn-factor", NULL, LOADS, true, CFG_T_REAL, FIELD(yarn_attn_factor), "-1", -1, 100, NULL, "X",
+     "YaRN: multiplies its factor of attention scores' magnitude; below 0: the model's"},
+    {MODEL, "yarn-beta-slow", NULL, LOADS, true, CFG_T_REAL, FIELD(yarn_beta_slow), "-1", -1, 1000000, NULL, "X",
+     "YaRN: pairs that turn less than X times over the original context are stretched in full; below 0: the model's"},
+    {MODEL, "yarn-beta-fast", NULL, LOADS, true, CFG_T_REAL, FIELD(yarn_beta_fast), "-1", -1, 1000000, NULL, "X",
+     "YaRN: pairs that turn more than X times stay as they are; below 0: the model's"},
 
     {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
      "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), through a graph "

@@ -93,7 +93,8 @@ int eng_rope_init(eng_rope *r, const eng_model *m, const eng_rope_params *p, uin
         }
     frequencies(&s, m->rope_dim, factors, r->freq[0]);
     frequencies(&local, m->rope_dim, NULL, r->freq[1]);
-    bool usable = isfinite(r->mscale[0]);
+    bool usable =
+        isfinite(r->mscale[0]) && (s.ext == 0 || (s.base > 1 && s.beta_fast > 0 && s.beta_slow > 0)); /* of which YaRN takes logarithms */
     for (uint32_t i = 0; i < r->pairs; i++)
         usable &= isfinite(r->freq[0][i]) && isfinite(r->freq[1][i]);
     if (usable)

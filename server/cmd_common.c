@@ -55,6 +55,35 @@ static int parse_cpu(const char *name, eng_cpu *ret)
     return -EINVAL;
 }
 
+/* What replaces the file's RoPE settings. Negative YaRN numbers mean the file's in both structs. */
+static int rope_params(const cfg_settings *s, eng_rope_params *ret, char *err, size_t errlen)
+{
+    static const char *const names[] = {
+        [ENG_ROPE_SCALING_FILE] = "auto", [ENG_ROPE_SCALING_NONE] = "none", [ENG_ROPE_SCALING_LINEAR] = "linear", [ENG_ROPE_SCALING_YARN] = "yarn"};
+    int type = 0;
+    while (type < 4 && strcmp(s->rope_scaling, names[type]))
+        type++;
+    if (type == 4) {
+        snprintf(err, errlen, "unknown RoPE scaling '%s'", s->rope_scaling);
+        return -EINVAL;
+    }
+    if (s->rope_scale > 0 && s->rope_freq_scale > 0) {
+        snprintf(err, errlen, "--rope-scale and --rope-freq-scale say the same thing; give one of them");
+        return -EINVAL;
+    }
+    *ret = (eng_rope_params){
+        .scaling = (eng_rope_scaling)type,
+        .freq_base = (float)s->rope_freq_base,
+        .freq_scale = (float)(s->rope_scale > 0 ? 1 / s->rope_scale : s->rope_freq_scale),
+        .yarn_orig_ctx = s->yarn_orig_ctx,
+        .yarn_ext_factor = (float)s->yarn_ext_factor,
+        .yarn_attn_factor = (float)s->yarn_attn_factor,
+        .yarn_beta_slow = (float)s->yarn_beta_slow,
+        .yarn_beta_fast = (float)s->yarn_beta_fast,
+    };
+    return 0;
+}
+
 int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t errlen)
 {
     eng_params p = eng_params_default();
@@ -75,6 +104,8 @@ int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t 
         snprintf(err, errlen, "--cache-ram: too large");
         return -EINVAL;
     }
+    if (s->rope_scaling && rope_params(s, &p.rope, err, errlen) < 0)
+        return -EINVAL;
     p.n_ctx = s->ctx_size;
     p.n_threads = s->threads;
     if (s->ubatch_size)

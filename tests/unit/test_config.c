@@ -94,6 +94,11 @@ START_TEST(flags)
     ck_assert_str_eq(s.cache_type_k, "bf16");
     ck_assert_int_eq(s.seed, 7); /* the last one counts */
 
+    ck_assert_int_eq(load(CFG_SERVE, "--rope-scaling|yarn|--rope-scale|4|--yarn-orig-ctx|32768|--yarn-beta-fast=16"), 0);
+    ck_assert_str_eq(s.rope_scaling, "yarn");
+    ck_assert(s.rope_scale == 4 && s.yarn_orig_ctx == 32768 && s.yarn_beta_fast == 16);
+    ck_assert(s.yarn_beta_slow == -1 && s.yarn_ext_factor == -1 && s.rope_freq_base == 0);
+
     ck_assert_int_eq(load(CFG_BENCH_DECODE, "-d|0,8192,32768|--attention|full,graph|-r|5|-o|jsonl"), 0);
     ck_assert_str_eq(s.depth, "0,8192,32768");
     ck_assert_str_eq(s.attention, "full,graph");
