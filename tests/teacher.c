@@ -14,6 +14,18 @@ static _Noreturn void die(const char *what)
     exit(99);
 }
 
+const t_real_model t_real_models[T_REAL_MODELS] = {
+    {"smollm2", "RETRIEVALD_SMOLLM2"}, {"qwen05", "RETRIEVALD_QWEN05"}, {"gemma3", "RETRIEVALD_GEMMA3"}};
+
+const char *t_real_model_file(const t_real_model *m)
+{
+    const char *file = getenv(m->variable);
+    if (file && *file)
+        return file;
+    printf("SKIP: %s does not name the model %s\n", m->variable, m->name);
+    return NULL;
+}
+
 eng_engine *t_open(const char *model, const eng_params *params)
 {
     char err[512] = "";

@@ -6,6 +6,16 @@
 
 #include <stddef.h>
 
+/* A real model that golden data exist for, and the environment variable that names its file. */
+typedef struct {
+    const char *name, *variable;
+} t_real_model;
+enum { T_REAL_MODELS = 3 };
+extern const t_real_model t_real_models[T_REAL_MODELS];
+
+/* Its file; NULL, after saying so, when the variable is not set. */
+const char *t_real_model_file(const t_real_model *m);
+
 /* Opens or ends the test program with the reason. */
 eng_engine *t_open(const char *model, const eng_params *params);
 

@@ -1,4 +1,4 @@
-/* Greedy continuations of SmolLM2 against the oracle's (tests/golden/README.md, "generate/"). */
+/* Greedy continuations of the real models against the oracle's (tests/golden/README.md, "generate/"). */
 #include "support.h"
 #include "teacher.h"
 
@@ -29,18 +29,21 @@ static void follow(eng_engine *e, const cJSON *item, int until)
     free(ids);
 }
 
-static void run(bool f32)
+/* at_least: tokens that are compared, all prompts together. */
+static void run(const t_real_model *model, bool f32, int at_least)
 {
-    if (!t_smollm2()) {
-        printf("SKIP: RETRIEVALD_SMOLLM2 does not name the model\n");
+    const char *file = t_real_model_file(model);
+    char path[64];
+    if (!file)
         return;
-    }
     eng_params p = eng_params_default();
     p.f32_activations = f32;
     if (f32)
         p.type_k = p.type_v = ENG_KV_F32;
-    eng_engine *e = t_open(t_smollm2(), &p);
-    cJSON *all = t_jsonl(t_path("golden/generate/smollm2.jsonl")), *item, *m;
+    p.n_ctx = 2048;
+    eng_engine *e = t_open(file, &p);
+    snprintf(path, sizeof path, "golden/generate/%s.jsonl", model->name);
+    cJSON *all = t_jsonl(t_path(path)), *item, *m;
     ck_assert_int_eq(cJSON_GetArraySize(all), 10);
     int compared = 0;
     cJSON_ArrayForEach(item, all)
@@ -59,21 +62,23 @@ static void run(bool f32)
         follow(e, item, until);
         compared += until;
     }
-    printf("%s: %d greedy tokens as the oracle's\n", f32 ? "float32 activations" : "8-bit activations", compared);
-    ck_assert_int_gt(compared, f32 ? 247 : 17);
+    printf("%s, %s: %d greedy tokens as the oracle's\n", model->name, f32 ? "float32 activations" : "8-bit activations", compared);
+    ck_assert_int_ge(compared, at_least);
     cJSON_Delete(all);
     eng_close(e);
 }
 
 START_TEST(float32_activations)
 {
-    run(true);
+    static const int at_least[T_REAL_MODELS] = {248, 224, 421};
+    run(&t_real_models[_i], true, at_least[_i]);
 }
 END_TEST
 
 START_TEST(fast_activations)
 {
-    run(false);
+    static const int at_least[T_REAL_MODELS] = {18, 56, 6};
+    run(&t_real_models[_i], false, at_least[_i]);
 }
 END_TEST
 
@@ -82,8 +87,8 @@ int main(void)
     Suite *s = suite_create("generate");
     TCase *c = tcase_create("generate");
     tcase_set_timeout(c, 0);
-    tcase_add_test(c, float32_activations);
-    tcase_add_test(c, fast_activations);
+    tcase_add_loop_test(c, float32_activations, 0, T_REAL_MODELS);
+    tcase_add_loop_test(c, fast_activations, 0, T_REAL_MODELS);
     suite_add_tcase(s, c);
     return t_run(s);
 }

@@ -53,7 +53,8 @@ static void check(const char *model, eng_params p, double tolerance)
         for (int k = 0; k < 3; k++) {
             t_prefill_logits(e, ids, n, chunks[k], got);
             double d = max_diff(got, want.data, n * n_vocab);
-            ck_assert_msg(d <= tolerance, "%s %s, prefill by %u, %s: logits differ by %g", model, cases[c], chunks[k], eng_info_get(e)->cpu, d);
+            ck_assert_msg(d <= tolerance, "%s %s, prefill by %u, %s: logits differ by %g", model, cases[c], chunks[k], eng_info_get(e)->cpu,
+                          d);
         }
         memcpy(got, want.data, want.bytes); /* the first row is not computed here */
         t_decode_logits(e, ids, n, 1, &full, got);
@@ -66,7 +67,8 @@ static void check(const char *model, eng_params p, double tolerance)
     eng_close(e);
 }
 
-static const char *const models[] = {"tiny-llama-f32", "tiny-llama-q8_0"};
+static const char *const models[] = {"tiny-llama-f32", "tiny-llama-q8_0", "tiny-qwen2-q8_0", "tiny-gemma3-f32"};
+enum { N_MODELS = sizeof models / sizeof *models };
 
 START_TEST(float32_activations)
 {
@@ -82,7 +84,7 @@ START_TEST(float32_activations)
             continue;
         }
         p.cpu = cpu;
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < N_MODELS; i++)
             check(models[i], p, 1e-3);
     }
 }
@@ -100,7 +102,7 @@ START_TEST(fast_activations)
             continue;
         }
         p.cpu = cpu;
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < N_MODELS; i++)
             check(models[i], p, 0.5);
     }
 }
