@@ -399,6 +399,78 @@ START_TEST(graph_stays_in_range)
 }
 END_TEST
 
+/* ---- sliding layers: layer 1 sees a window ----------------------------------------------------------------------- */
+
+static const uint32_t windows[] = {1, 2, 63, 64, 65, 100, 700, N, 2 * N};
+enum { N_WINDOWS = sizeof windows / sizeof *windows };
+
+static void check_window(const fixture *f, uint32_t window, uint32_t pos, const float *out)
+{
+    for (int h = 0; h < HEADS * GROUP; h++) {
+        bool use[N] = {0};
+        double want[DIM];
+        for (uint32_t i = 0; i <= pos; i++)
+            use[i] = pos - i < window;
+        reference(f->q + ((size_t)pos * HEADS * GROUP + h) * DIM, f->k[h / GROUP], f->v[h / GROUP], use, N, want);
+        for (int j = 0; j < DIM; j++)
+            ck_assert_double_eq_tol(out[h * DIM + j], want[j], tolerance);
+    }
+}
+
+START_TEST(sliding_prefill)
+{
+    fixture a, b;
+    size_t row = HEADS * GROUP * DIM;
+    uint32_t of_layers[LAYERS] = {0, windows[_i]};
+    setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
+    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
+    a.shape.window = b.shape.window = of_layers;
+    float *x = malloc(sizeof(float) * N * row), *y = malloc(sizeof(float) * N * row);
+    for (uint32_t pos = 0; pos < N; pos += 256)
+        eng_attn_prefill(a.attn, &a.view, 1, a.q + pos * row, pos, N - pos < 256 ? N - pos : 256, x + pos * row);
+    for (uint32_t pos = 0; pos < N; pos += 37)
+        check_window(&a, windows[_i], pos, x + pos * row);
+    static const uint32_t sizes[] = {1, 7, 64, 33, 129, 2, 256};
+    for (uint32_t pos = 0, i = 0; pos < N; i++) {
+        uint32_t n = sizes[i % 7];
+        n = N - pos < n ? N - pos : n;
+        eng_attn_prefill(b.attn, &b.view, 1, b.q + pos * row, pos, n, y + pos * row);
+        pos += n;
+    }
+    ck_assert_int_eq(memcmp(x, y, sizeof(float) * N * row), 0);
+    free(x);
+    free(y);
+    teardown(&a);
+    teardown(&b);
+}
+END_TEST
+
+/* Whatever the mode says: the window, all of it, and nothing else. */
+START_TEST(sliding_decode)
+{
+    fixture a, b;
+    float x[HEADS * GROUP * DIM], y[HEADS * GROUP * DIM];
+    uint32_t window = windows[_i], of_layers[LAYERS] = {0, window};
+    setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
+    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
+    a.shape.window = b.shape.window = of_layers;
+    for (uint32_t n = 1; n <= N; n += 137) {
+        static const eng_attn_mode modes[] = {ENG_ATTN_FULL, ENG_ATTN_STREAMING, ENG_ATTN_FLAT};
+        decode(&a, policy_of(ENG_ATTN_FULL, 128, 512, 0), n, x);
+        check_window(&a, window, n - 1, x);
+        for (int m = 0; m < 3; m++) {
+            eng_attn_counts before = *eng_attn_counted(b.attn);
+            decode(&b, policy_of(modes[m], 4, 40, 5), n, y);
+            ck_assert_int_eq(memcmp(x, y, sizeof x), 0);
+            ck_assert_uint_eq(eng_attn_counted(b.attn)->attended - before.attended, (uint64_t)HEADS * GROUP * (n < window ? n : window));
+            ck_assert_uint_eq(eng_attn_counted(b.attn)->n_flat, before.n_flat);
+        }
+    }
+    teardown(&a);
+    teardown(&b);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("attention");
@@ -412,6 +484,8 @@ int main(void)
     tcase_add_test(c, window_and_retrieved_keys);
     tcase_add_test(c, ties_keep_the_budget);
     tcase_add_test(c, graph_stays_in_range);
+    tcase_add_loop_test(c, sliding_prefill, 0, N_WINDOWS);
+    tcase_add_loop_test(c, sliding_decode, 0, N_WINDOWS);
     suite_add_tcase(s, c);
     return t_run(s);
 }
