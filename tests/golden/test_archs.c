@@ -19,6 +19,7 @@ static const struct {
     const char *model, *run;
     uint32_t n_ctx;
     eng_rope_params rope;
+    bool f32_only; /* so deep that random layers blow rounding up */
 } runs[] = {
     {"tiny-llama3", "tiny-llama3", 0, FROM_FILE},
     {"tiny-yarn", "tiny-yarn", 0, FROM_FILE},
@@ -58,6 +59,7 @@ static const struct {
     {"tiny-phi3", "tiny-phi3.long", 512, FROM_FILE},
     {"tiny-phi3", "tiny-phi3.short", 256, FROM_FILE},
     {"tiny-gemma3-linear", "tiny-gemma3-linear", 0, FROM_FILE},
+    {"tiny-gemma3-62", "tiny-gemma3-62", 0, FROM_FILE, true},
 };
 enum { N_RUNS = sizeof runs / sizeof *runs };
 
@@ -142,7 +144,8 @@ static void check_all(eng_params p, double tolerance)
         }
         p.cpu = cpu;
         for (int i = 0; i < N_RUNS; i++)
-            printf("%s %s: %.2g\n", k->name, runs[i].run, check(i, p, tolerance));
+            if (p.f32_activations || !runs[i].f32_only)
+                printf("%s %s: %.2g\n", k->name, runs[i].run, check(i, p, tolerance));
     }
 }
 

@@ -37,7 +37,8 @@ def rope_of(name, o, run, rope):
         base.update(rope_type="longrope", partial_rotary_factor=0.75, attention_factor=1.19, long_factor=list(map(float, LONG)),
                     short_factor=list(map(float, SHORT)), original_max_position_embeddings=16 if run.endswith("long") else 256)
     if o.arch == "gemma3":
-        return {"full_attention": {**base, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+        scaled = {"rope_type": "linear", "factor": 8.0} if name.endswith("linear") else {}
+        return {"full_attention": {**base, **scaled}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
     return base
 
 
@@ -54,7 +55,7 @@ def config_of(name, o, run, rope):
     if o.arch == "phi3":
         args.update(sliding_window=o.window, original_max_position_embeddings=args["rope_parameters"]["original_max_position_embeddings"])
     if o.arch == "gemma3":
-        args.update(sliding_window=o.window, query_pre_attn_scalar=o.d, hidden_activation="gelu_pytorch_tanh",
+        args.update(sliding_window=o.window, query_pre_attn_scalar=int(round(o.scale ** -2)), hidden_activation="gelu_pytorch_tanh",
                     layer_types=["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(o.n_layer)])
     cls = CLASS[o.arch]
     return getattr(hf, cls + ("TextConfig" if cls == "Gemma3" else "Config"))(**args, attn_implementation="eager")
