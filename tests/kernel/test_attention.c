@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS = 2, HEADS = 2, GROUP = 3, DIM = 32, N = 1500 };
+enum { LAYERS = 2, HEADS = 2, GROUP = 3, DIM = 32, N = 4000 };
 
 static eng_kv_shape shape_of(eng_kv_type t)
 {
@@ -211,9 +211,9 @@ START_TEST(prefill_same_bits)
 }
 END_TEST
 
-static void decode(fixture *f, eng_attention policy, uint32_t n_keys, float *out)
+static void decode(fixture *f, eng_attention policy, uint32_t n_keys, uint32_t delta_cap, float *out)
 {
-    ck_assert_int_eq(eng_attn_setup(f->attn, &policy, &f->view, N, N), 0);
+    ck_assert_int_eq(eng_attn_setup(f->attn, &policy, &f->view, N, delta_cap), 0);
     eng_attn_step(f->attn, &f->view, n_keys);
     eng_attn_decode(f->attn, &f->view, 1, f->q + (size_t)(n_keys - 1) * HEADS * GROUP * DIM, out);
 }
@@ -235,8 +235,8 @@ START_TEST(full_same_bits_over_segments)
     setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
     setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
     for (uint32_t n = 1; n <= N; n += 137) {
-        decode(&a, policy_of(ENG_ATTN_FULL, 128, 512, 0), n, x);
-        decode(&b, policy_of(ENG_ATTN_FULL, 4, 40, 0), n, y);
+        decode(&a, policy_of(ENG_ATTN_FULL, 128, 512, 0), n, N, x);
+        decode(&b, policy_of(ENG_ATTN_FULL, 4, 40, 0), n, N, y);
         ck_assert_int_eq(memcmp(x, y, sizeof x), 0);
     }
     teardown(&a);
@@ -252,8 +252,8 @@ START_TEST(flat_with_every_key_is_full)
     for (int round = 0; round < 2; round++) {
         setup(&f, ENG_KV_F16, 2, many_cuts, 5, round ? 3000 : 2);
         for (uint32_t n = 300; n <= N; n += 400) {
-            decode(&f, policy_of(ENG_ATTN_FULL, 0, 0, 0), n, full);
-            decode(&f, policy_of(ENG_ATTN_FLAT, 16, 64, N), n, flat);
+            decode(&f, policy_of(ENG_ATTN_FULL, 0, 0, 0), n, N, full);
+            decode(&f, policy_of(ENG_ATTN_FLAT, 16, 64, N), n, N, flat);
             for (int h = 0; h < HEADS * GROUP; h++) {
                 bool use[N] = {0};
                 double want[DIM];
@@ -284,7 +284,7 @@ START_TEST(window_and_retrieved_keys)
         p.beta = 1.5f;
         p.k_max = 200;
         uint64_t before = eng_attn_counted(f.attn)->attended, attended = 0;
-        decode(&f, p, n, out);
+        decode(&f, p, n, N, out);
         for (int h = 0; h < HEADS * GROUP; h++) {
             const float *q = f.q + ((size_t)(n - 1) * HEADS * GROUP + h) * DIM, *k = f.k[h / GROUP];
             bool use[N] = {0};
@@ -401,7 +401,7 @@ END_TEST
 
 /* ---- sliding layers: layer 1 sees a window ----------------------------------------------------------------------- */
 
-static const uint32_t windows[] = {1, 2, 63, 64, 65, 100, 700, N, 2 * N};
+static const uint32_t windows[] = {1, 2, 63, 64, 65, 100, 700, 3500, N, 2 * N}, late_cuts[] = {3, 100, 513, 2600, 3900};
 enum { N_WINDOWS = sizeof windows / sizeof *windows };
 
 static void check_window(const fixture *f, uint32_t window, uint32_t pos, const float *out)
@@ -423,12 +423,12 @@ START_TEST(sliding_prefill)
     size_t row = HEADS * GROUP * DIM;
     uint32_t of_layers[LAYERS] = {0, windows[_i]};
     setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
-    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
+    setup(&b, ENG_KV_F16, 3, late_cuts, 5, 3);
     a.shape.window = b.shape.window = of_layers;
     float *x = malloc(sizeof(float) * N * row), *y = malloc(sizeof(float) * N * row);
     for (uint32_t pos = 0; pos < N; pos += 256)
         eng_attn_prefill(a.attn, &a.view, 1, a.q + pos * row, pos, N - pos < 256 ? N - pos : 256, x + pos * row);
-    for (uint32_t pos = 0; pos < N; pos += 37)
+    for (uint32_t pos = 0; pos < N; pos += 137)
         check_window(&a, windows[_i], pos, x + pos * row);
     static const uint32_t sizes[] = {1, 7, 64, 33, 129, 2, 256};
     for (uint32_t pos = 0, i = 0; pos < N; i++) {
@@ -452,15 +452,15 @@ START_TEST(sliding_decode)
     float x[HEADS * GROUP * DIM], y[HEADS * GROUP * DIM];
     uint32_t window = windows[_i], of_layers[LAYERS] = {0, window};
     setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
-    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
+    setup(&b, ENG_KV_F16, 3, late_cuts, 5, 3);
     a.shape.window = b.shape.window = of_layers;
-    for (uint32_t n = 1; n <= N; n += 137) {
+    for (uint32_t n = 1; n <= N; n += 311) {
         static const eng_attn_mode modes[] = {ENG_ATTN_FULL, ENG_ATTN_STREAMING, ENG_ATTN_FLAT};
-        decode(&a, policy_of(ENG_ATTN_FULL, 128, 512, 0), n, x);
+        decode(&a, policy_of(ENG_ATTN_FULL, 128, 512, 0), n, N, x);
         check_window(&a, window, n - 1, x);
         for (int m = 0; m < 3; m++) {
             eng_attn_counts before = *eng_attn_counted(b.attn);
-            decode(&b, policy_of(modes[m], 4, 40, 5), n, y);
+            decode(&b, policy_of(modes[m], 4, 40, 5), n, N - 3900, y); /* room for little beside what the layer's window takes */
             ck_assert_int_eq(memcmp(x, y, sizeof x), 0);
             ck_assert_uint_eq(eng_attn_counted(b.attn)->attended - before.attended, (uint64_t)HEADS * GROUP * (n < window ? n : window));
             ck_assert_uint_eq(eng_attn_counted(b.attn)->n_flat, before.n_flat);
