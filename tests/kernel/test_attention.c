@@ -321,7 +321,7 @@ START_TEST(ties_keep_the_budget)
     fixture f;
     float out[HEADS * GROUP * DIM];
     setup(&f, ENG_KV_F16, 2, many_cuts, 5, 0);
-    decode(&f, policy_of(ENG_ATTN_FLAT, 20, 50, 33), 1400, out);
+    decode(&f, policy_of(ENG_ATTN_FLAT, 20, 50, 33), 1400, N, out);
     ck_assert_uint_eq(eng_attn_counted(f.attn)->attended, (20 + 300 + 33) * HEADS * GROUP); /* sinks, what is not sealed, top-k */
     teardown(&f);
 }
