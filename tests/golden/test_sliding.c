@@ -1,6 +1,6 @@
 /* Sessions of models whose layers slide, and of one with experts, over thousands of tokens: what is exact, what is counted, what gets an
  * index. */
-#include "kernels.h"
+#include "engine_private.h"
 #include "support.h"
 #include "teacher.h"
 
@@ -106,6 +106,8 @@ START_TEST(counts)
     eng_stats_get(e, &st);
     ck_assert_uint_eq(st.index_pending, 0);
     ck_assert_uint_eq(st.index_bytes > 0, graphs[_i] > 0);
+    size_t per_token = eng_info_get(e)->kv_bytes_per_token + sizeof(int32_t);
+    ck_assert_uint_lt(st.cache_bytes - st.index_bytes, per_token * (PROMPT + 8) + 16384); /* no sampled queries are left */
 
     /* with a budget of every key flat is full; the graph is used where there is one */
     all.top_k = CTX;
@@ -118,6 +120,34 @@ START_TEST(counts)
     t = run(e, ids, PROMPT, PROMPT + 8, all, y);
     ck_assert_uint_eq(t.n_graph > 0, graphs[_i] > 0);
     ck_assert_uint_eq(t.n_flat + t.n_graph > 0, graphs[_i] > 0);
+    eng_close(e);
+}
+END_TEST
+
+/* Queries are sampled where a graph will be built. */
+START_TEST(sampled_queries)
+{
+    enum { N = 300 };
+    eng_engine *e = open_model("tiny-gemma3-linear", 2, 512, 0);
+    t_rng r = t_seed(6);
+    int32_t ids[N];
+    eng_segment *seg;
+    eng_view view = {0};
+    random_ids(e, &r, ids, N);
+    ck_assert_int_eq(eng_segment_new(&e->shape, NULL, 0, N, true, &seg), 0);
+    ck_assert_int_eq(eng_view_add(&view, seg, 0, N), 0);
+    ck_assert_int_eq(eng_segment_alloc_queries(seg, N), 0);
+    eng_query_sampling sampling = {seg, 0, 1};
+    ck_assert_int_eq(eng_forward_prefill(e->forward, &view, ids, 0, N, &sampling, NULL, NULL, NULL), 0);
+    for (uint32_t layer = 0; layer < e->shape.n_layer; layer++) {
+        const uint16_t *q = eng_segment_query(seg, layer, 0, 0);
+        size_t n = (size_t)N * e->shape.group * e->shape.head_dim, some = 0;
+        for (size_t i = 0; i < n; i++)
+            some += q[i] != 0;
+        ck_assert_msg(layer == 5 ? some > n / 2 : !some, "layer %u: %zu", layer, some);
+    }
+    eng_view_done(&view);
+    eng_segment_unref(seg);
     eng_close(e);
 }
 END_TEST
@@ -201,6 +231,7 @@ int main(void)
     tcase_set_timeout(c, 0);
     tcase_add_loop_test(c, exact, 0, 3);
     tcase_add_loop_test(c, counts, 0, 3);
+    tcase_add_test(c, sampled_queries);
     tcase_add_test(c, info);
     tcase_add_test(c, window_longer_than_the_context);
     suite_add_tcase(s, c);

@@ -275,6 +275,33 @@ START_TEST(silu)
 }
 END_TEST
 
+/* GELU by tanh. */
+START_TEST(gelu)
+{
+    static const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 5, -5, 13, -13, 100, -100, 1e10f, -1e10f, 1e30f, -1e30f};
+    t_rng rng = t_seed(19);
+    FOR_LEVELS(k)
+    for (size_t n = 0; n < 70; n++) {
+        float *g = t_floats(n), *u = t_randoms(&rng, n), *out = t_floats(n), one;
+        for (size_t i = 0; i < n; i++)
+            g[i] = t_u64(&rng) % 3 == 0 ? special[t_u64(&rng) % COUNT(special)] : t_normal(&rng) * 4;
+        k->gelu_mul(out, g, u, n);
+        for (size_t i = 0; i < n; i++) {
+            double x = g[i], t = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), gate = t < -20 ? x * exp(2 * t) : 0.5 * x * (1 + tanh(t));
+            double want = gate * u[i]; /* exp's argument, up to 88, carries the rounding of a float32 cube */
+            t_near("gelu", k->name, out[i], want, fabs(want) * (t < -1 ? 0x1p-15 : 0x1p-19) + 1e-33);
+            k->gelu_mul(&one, g + i, u + i, 1);
+            t_same("gelu alone", k->name, &one, &out[i], 4);
+        }
+        float *copy = t_floats(n);
+        memcpy(copy, g, n * 4);
+        k->gelu_mul(copy, copy, u, n);
+        t_same("gelu in place", k->name, copy, out, n * 4);
+        t_arena_reset();
+    }
+}
+END_TEST
+
 START_TEST(rms)
 {
     t_rng rng = t_seed(18);
@@ -339,6 +366,7 @@ int main(void)
     tcase_add_test(t, softmax);
     tcase_add_test(t, elementwise);
     tcase_add_test(t, silu);
+    tcase_add_test(t, gelu);
     tcase_add_test(t, rms);
     tcase_add_test(t, rope);
     suite_add_tcase(s, t);
