@@ -287,7 +287,8 @@ START_TEST(gelu)
             g[i] = t_u64(&rng) % 3 == 0 ? special[t_u64(&rng) % COUNT(special)] : t_normal(&rng) * 4;
         k->gelu_mul(out, g, u, n);
         for (size_t i = 0; i < n; i++) {
-            double x = g[i], t = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), gate = t < 0 ? x * exp(2 * t) / (1 + exp(2 * t)) : 0.5 * x * (1 + tanh(t)); /* 1 + tanh cancels */
+            double x = g[i], t = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x),
+                   gate = t < 0 ? x * exp(2 * t) / (1 + exp(2 * t)) : 0.5 * x * (1 + tanh(t)); /* 1 + tanh cancels */
             double want = gate * u[i]; /* exp's argument, up to 88, carries the rounding of a float32 cube */
             t_near("gelu", k->name, out[i], want, fabs(want) * (t < -1 ? 0x1p-15 : 0x1p-19) + 1e-33);
             k->gelu_mul(&one, g + i, u + i, 1);
