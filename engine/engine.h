@@ -55,18 +55,16 @@ typedef struct {
 
 eng_sampling eng_sampling_default(void);
 
-/* ---- RoPE: what the operator says instead of the model's file (llama-server's flags) ----------------------------- */
+/* ---- open / close ----------------------------------------------------------------------------------------------- */
 
+/* RoPE: what the operator says instead of the model's file, as llama-server's flags. */
 typedef enum { ENG_ROPE_SCALING_FILE, ENG_ROPE_SCALING_NONE, ENG_ROPE_SCALING_LINEAR, ENG_ROPE_SCALING_YARN } eng_rope_scaling;
-
 typedef struct {
     eng_rope_scaling scaling;
     float freq_base, freq_scale;    /* 0: the file's. The scale is 1 / factor */
     uint32_t yarn_orig_ctx;         /* 0: the file's */
     float yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast; /* below 0: the file's */
 } eng_rope_params;
-
-/* ---- open / close ----------------------------------------------------------------------------------------------- */
 
 typedef struct {
     uint32_t n_ctx;           /* tokens a session may hold; 0: what the model was trained for */
@@ -101,8 +99,7 @@ typedef struct {
     const char *rope_scaling;                /* in effect: "none", "linear", "yarn", "llama3", "longrope" */
     float rope_freq_base, rope_factor;
     uint32_t n_ctx_scaled;                   /* tokens the model is meant for with this scaling; n_ctx_train or more */
-    uint32_t sliding_window, n_sliding_layers; /* 0: none */
-    uint32_t n_expert, n_expert_used;        /* 0: none */
+    uint32_t sliding_window, n_sliding_layers, n_expert, n_expert_used; /* 0: none */
     size_t kv_bytes_per_token, scratch_bytes;
 } eng_info;
 
