@@ -14,6 +14,7 @@ static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
 static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
+static const char *const facts[] = {"table", "json", NULL};
 
 #define MODEL     "Model and engine"
 #define ATTENTION "Attention"
@@ -41,6 +42,10 @@ const cfg_row cfg_table[] = {
     {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},
     {MODEL, "cache-ram", "cram", RETRIEVES, true, CFG_T_I64, FIELD(cache_ram), "8192", 0, 1073741824, NULL, "MIB",
      "memory for kept contexts and their indexes; 0 keeps none"},
+    {MODEL, "chat-template", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template), NULL, ANY_LENGTH, NULL, "TEXT",
+     "a Jinja template for conversations, instead of the model's"},
+    {MODEL, "chat-template-file", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template_file), NULL, ANY_LENGTH, NULL, "FILE",
+     "the same from a file"},
 
     {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
      "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), through a graph "
@@ -102,8 +107,9 @@ const cfg_row cfg_table[] = {
     {COMMAND, "n-predict", "n", CFG_BENCH_DECODE, false, CFG_T_I32, FIELD(n_predict), "32", 1, 1048576, NULL, "N", "tokens to decode"},
     {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "256", 1, 1048576, NULL, "N", "last tokens of the text to compare at"},
     {COMMAND, "repeat", "r", BENCH, false, CFG_T_U32, FIELD(repeat), "3", 1, 1000, NULL, "N", "times that each test is run"},
-    {COMMAND, "output", "o", BENCH | CFG_EVAL | CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
+    {COMMAND, "output", "o", BENCH | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
      "how results are printed"},
+    {COMMAND, "output", "o", CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, facts, "FORMAT", "how it is printed"},
 
     {GENERAL, "config", NULL, ALL, false, CFG_T_CONFIG, 0, NULL, ANY_LENGTH, NULL, "FILE", "read settings from this file (name = value; # begins a comment)"},
     {GENERAL, "help", "h", ALL, false, CFG_T_SWITCH, FIELD(help), NULL, ANY_LENGTH, NULL, NULL, "print this and end"},

@@ -19,7 +19,6 @@ typedef struct {
     eng_model *model;  /* NULL: refused */
     char strings[MAX_STRINGS][STRING];
     int n_strings;
-    char *chat_template;
     char refusal[MAX_REFUSAL];
 } description;
 
@@ -83,6 +82,8 @@ static void read_keys(description *d)
     d->d.rope_base = real(d, arch, "rope.freq_base");
     d->d.rope_dim = number(d, arch, "rope.dimension_count");
     d->d.rope_scaling = keep_key(d, arch_key(arch, "rope.scaling.type").s);
+    if (!d->d.rope_scaling && (eng_gguf_tensor(d->file, "rope_freqs.weight") || eng_gguf_tensor(d->file, "rope_factors_long.weight")))
+        d->d.rope_scaling = "frequency factors";
     d->d.rope_factor = real(d, arch, "rope.scaling.factor");
     d->d.rope_orig_ctx = number(d, arch, "rope.scaling.original_context_length");
 }
@@ -109,19 +110,16 @@ static void read_tokenizer(description *d)
     i->add_bos = !eng_gguf_bool(d->file, "tokenizer.ggml.add_bos_token", &add_bos) && add_bos;
 }
 
-static int copy_template(description *d)
+static void read_template(description *d)
 {
     eng_str s;
     if (eng_gguf_str(d->file, "tokenizer.chat_template", &s) || !s.n)
-        return 0;
-    d->chat_template = malloc(s.n + 1);
-    if (!d->chat_template)
-        return -ENOMEM;
-    memcpy(d->chat_template, s.s, s.n);
-    d->chat_template[s.n] = 0;
-    d->d.info.chat_template = d->chat_template;
+        return;
     d->d.info.chat_template_len = s.n;
-    return 0;
+    const char *end = memchr(s.s, '\n', s.n);
+    d->d.template_line = keep(d, (eng_str){s.s, end ? (size_t)(end - s.s) : s.n});
+    for (d->d.template_lines = 1; end; d->d.template_lines++)
+        end = memchr(end + 1, '\n', s.n - (size_t)(end + 1 - s.s));
 }
 
 static int by_bytes(const void *a, const void *b)
@@ -200,7 +198,9 @@ int eng_describe(const char *path, eng_description **ret, char *err, size_t errl
     read_keys(d);
     read_tokenizer(d);
     count_tensors(d);
-    if ((rc = copy_template(d)) || (rc = try_to_open(d, path))) {
+    read_template(d);
+    rc = try_to_open(d, path);
+    if (rc) {
         eng_fail(err, errlen, rc, "no memory to open the model file");
         goto cleanup;
     }
@@ -218,6 +218,5 @@ void eng_description_free(eng_description *public)
         return;
     eng_model_close(d->model);
     eng_gguf_close(d->file);
-    free(d->chat_template);
     free(d);
 }

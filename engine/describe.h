@@ -29,6 +29,8 @@ typedef struct {
         const char *name; /* "eot" */
         uint32_t id;
     } special[ENG_MAX_SPECIAL];
+    const char *template_line; /* the first one; its length is in info, where chat_template is NULL */
+    size_t template_lines;
     size_t kv_bytes_per_token[3]; /* keys and values, by eng_kv_type of both; 0: with a refusal */
     size_t index_bytes_per_token; /* at most */
 } eng_description;
