@@ -184,7 +184,7 @@ static int take_turn(chat *c, bool speak, size_t messages_before)
         else if (rc == -ECANCELED)
             fputs("[stopped]\n", stderr);
         else if (rc < 0)
-            status = srv_fail("%s", strerror(-rc));
+            status = srv_fail("%s", rc == -EDOM ? "the model computes values that are not finite: its weights are damaged" : strerror(-rc));
         if (speak && !status && answer.n)
             print_stats(session, first);
         fflush(stdout);
