@@ -114,7 +114,7 @@ static int check_memory(const eng_engine *e, char *err, size_t errlen)
     if (r < 0)
         return r;
     eng_log(e, LOG_INFO,
-            "memory: %.0f MiB of weights (mapped), %.0f MiB of scratch, %.0f MiB of keys and values for %u tokens, up to %.0f MiB of their index; "
+            "memory: %.1f MiB of weights (mapped), %.1f MiB of scratch, %.1f MiB of keys and values for %u tokens, up to %.1f MiB of their index; "
             "kept contexts up to %.0f MiB in all; there are %.0f MiB",
             (double)m.weights / mib, (double)m.scratch / mib, (double)m.kv_per_token * e->params.n_ctx / mib, e->params.n_ctx,
             (double)m.index_per_token * e->params.n_ctx / mib, (double)e->params.cache_ram / mib, (double)limit / mib);
