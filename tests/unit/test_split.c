@@ -166,22 +166,41 @@ static void same_tensors(const char *path, uint32_t parts)
 
 START_TEST(split_is_the_same_model)
 {
-    uint64_t fingerprint[MOST_PARTS + 1] = {0};
-    for (uint32_t parts = 2; parts <= MOST_PARTS; parts++) {
-        const char *path = write_parts((plan){.parts = parts, .part = NONE});
-        same_tensors(path, parts);
-        eng_gguf *g = NULL;
-        ck_assert_int_eq(eng_gguf_open(path, &g, err, sizeof err), 0);
-        fingerprint[parts] = eng_gguf_fingerprint(g);
-        eng_gguf_close(g);
-        ck_assert_uint_ne(fingerprint[parts], fingerprint[parts - 1]);
-    }
+    for (uint32_t parts = 2; parts <= MOST_PARTS; parts++)
+        same_tensors(write_parts((plan){.parts = parts, .part = NONE}), parts);
     same_logits(write_parts((plan){.parts = 3, .part = NONE}));
     same_tensors(write_parts((plan){.parts = 3, .part = NONE, .empty_first = true}), 3);
     same_logits(write_parts((plan){.parts = 2, .part = NONE, .empty_first = true}));
     /* Written without the count of all tensors. */
     plan p = {.parts = 1, .part = 0, .tensors = -1};
     same_tensors(write_parts(p), 1);
+}
+END_TEST
+
+static uint64_t fingerprint(const char *path)
+{
+    eng_gguf *g = NULL;
+    ck_assert_msg(!eng_gguf_open(path, &g, err, sizeof err), "%s", err);
+    uint64_t f = eng_gguf_fingerprint(g);
+    eng_gguf_close(g);
+    return f;
+}
+
+/* All parts are in it. */
+START_TEST(fingerprints)
+{
+    char first[128];
+    strcpy(first, write_parts((plan){.parts = 3, .part = NONE}));
+    uint64_t before = fingerprint(first);
+    ck_assert_uint_eq(fingerprint(first), before);
+    for (uint32_t i = 0; i < 3; i++) {
+        FILE *f = fopen(part_path(i, 3), "ab");
+        ck_assert(f && fputc(0, f) == 0 && !fclose(f));
+        uint64_t after = fingerprint(first);
+        ck_assert_uint_ne(after, before);
+        before = after;
+    }
+    ck_assert_uint_ne(fingerprint(write_parts((plan){.parts = 2, .part = NONE})), before);
 }
 END_TEST
 
@@ -351,6 +370,7 @@ int main(void)
     TCase *c = tcase_create("split");
     tcase_set_timeout(c, 0);
     tcase_add_test(c, split_is_the_same_model);
+    tcase_add_test(c, fingerprints);
     tcase_add_test(c, faults_refused);
     tcase_add_test(c, files_refused);
     tcase_add_test(c, uncounted_tensors);
