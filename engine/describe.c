@@ -79,6 +79,8 @@ static void read_keys(description *d)
         i->n_head_kv = i->n_head;
     if (!i->head_dim && i->n_head)
         i->head_dim = i->n_embd / i->n_head;
+    d->d.n_expert = number(d, arch, "expert_count");
+    d->d.n_expert_used = number(d, arch, "expert_used_count");
     d->d.rope_base = real(d, arch, "rope.freq_base");
     d->d.rope_dim = number(d, arch, "rope.dimension_count");
     d->d.rope_scaling = keep_key(d, arch_key(arch, "rope.scaling.type").s);
@@ -177,8 +179,8 @@ static int try_to_open(description *d, const char *path)
     for (int k = 0; k < 3; k++) {
         eng_kv_shape s = eng_kv_shape_of(d->model, (eng_kv_type)k, (eng_kv_type)k);
         d->d.kv_bytes_per_token[k] = eng_kv_bytes_per_token(&s);
-        d->d.index_bytes_per_token = eng_index_bytes_per_token(&s);
     }
+    d->d.index_bytes_per_token = eng_index_bytes_per_token(d->model->n_layer, d->model->n_head_kv);
     i->kv_bytes_per_token = d->d.kv_bytes_per_token[ENG_KV_F16];
     return 0;
 refused:

@@ -20,6 +20,7 @@ typedef struct {
     uint64_t file_bytes;
     uint32_t n_types; /* of tensors, most bytes first */
     eng_type_use types[ENG_MAX_FILE_TYPES];
+    uint32_t n_expert, n_expert_used;
     float rope_base, rope_factor; /* 0: not said */
     const char *rope_scaling;
     uint32_t rope_dim, rope_orig_ctx;

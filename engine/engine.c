@@ -107,7 +107,7 @@ static int check_memory(const eng_engine *e, char *err, size_t errlen)
         .weights = e->info.model_bytes,
         .scratch = e->info.scratch_bytes,
         .kv_per_token = e->info.kv_bytes_per_token,
-        .index_per_token = eng_index_bytes_per_token(&e->shape),
+        .index_per_token = eng_index_bytes_per_token(e->shape.n_layer, e->shape.n_head_kv),
     };
     uint64_t limit = eng_memory_limit("");
     int r = eng_memory_check(&m, e->params.n_ctx, limit, err, errlen);

@@ -27,11 +27,11 @@ eng_kv_shape eng_kv_shape_of(const eng_model *m, eng_kv_type type_k, eng_kv_type
 
 /* A graph's arena: for each key where its links begin, and its links. Their number varies from key to key; what is counted is the most
  * there can be, twice the links that pruning leaves and a few more (graph_link.c). */
-uint64_t eng_index_bytes_per_token(const eng_kv_shape *s)
+uint64_t eng_index_bytes_per_token(uint32_t n_layer, uint32_t n_head_kv)
 {
     enum { SPARE = 4 };
     idx_graph_params p = idx_graph_params_default();
-    return (uint64_t)s->n_layer * s->n_head_kv * (1 + 2 * p.degree + SPARE) * sizeof(uint32_t);
+    return (uint64_t)n_layer * n_head_kv * (1 + 2 * p.degree + SPARE) * sizeof(uint32_t);
 }
 
 /* ---- what there is ---------------------------------------------------------------------------------------------- */

@@ -14,8 +14,8 @@ typedef struct {
     uint64_t kv_per_token, index_per_token;
 } eng_memory;
 
-/* At most so much index for each token of a context. */
-uint64_t eng_index_bytes_per_token(const eng_kv_shape *s);
+/* At most so much index for each token of a context; n_layer: of those that retrieve. */
+uint64_t eng_index_bytes_per_token(uint32_t n_layer, uint32_t n_head_kv);
 
 /* Memory that this process may fill: the machine's, or the least of its control groups' limits. root: "", or a test's folder that holds
  * proc/self/cgroup and sys/fs/cgroup. */

@@ -22,6 +22,8 @@ static void print_shape(const eng_description *d)
     printf("layers        %u\n", i->n_layer);
     printf("embedding     %u\n", i->n_embd);
     printf("feed forward  %u\n", i->n_ff);
+    if (d->n_expert)
+        printf("experts       %u, %u used by a token\n", d->n_expert, d->n_expert_used);
     printf("heads         %u, %u of keys and values, %u wide\n", i->n_head, i->n_head_kv, i->head_dim);
     printf("context       %u tokens in training\n", i->n_ctx_train);
     printf("RoPE          ");
@@ -147,6 +149,8 @@ static int print_json(const eng_description *d, const char *path)
     put_number(&b, "files", d->n_files);
     put_number(&b, "file_bytes", d->file_bytes);
     put_shape(&b, i);
+    put_number(&b, "n_expert", d->n_expert);
+    put_number(&b, "n_expert_used", d->n_expert_used);
     srv_buf_printf(&b, ",\"rope\":{\"base\":%.9g,\"dim\":%u,\"scaling\":", (double)d->rope_base, d->rope_dim);
     srv_buf_cstring(&b, d->rope_scaling);
     srv_buf_printf(&b, ",\"factor\":%.9g,\"original_context\":%u}", (double)d->rope_factor, d->rope_orig_ctx);
