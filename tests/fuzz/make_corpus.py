@@ -1,4 +1,4 @@
-"""Writes the seeds of tests/fuzz/corpus: the smallest models that the loader accepts, one a type, so that a mutation often hits what is read.
+"""Writes the seeds of tests/fuzz/corpus: the smallest models that the loader accepts, one a type and one with the other tokenizer, so that a mutation often hits what is read.
 
 What the fuzzer found later is beside them, under its hash.
 """
@@ -47,9 +47,22 @@ KEYS = [
     ("tokenizer.chat_template", STR, "{{ messages[0].content }}"),
 ]
 
+# The same with SentencePiece's tokens, all bytes among them.
+SPM_TOKENS = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + ["▁", "a", "b", "▁a", "ab"]
+SPM_KEYS = [k for k in KEYS if not k[0].startswith("tokenizer")] + [
+    ("tokenizer.ggml.model", STR, "llama"),
+    ("tokenizer.ggml.tokens", ARR, (STR, SPM_TOKENS)),
+    ("tokenizer.ggml.scores", ARR, (F32, [-float(i) for i in range(len(SPM_TOKENS))])),
+    ("tokenizer.ggml.token_type", ARR, (I32, [2, 3, 3] + [6] * 256 + [1] * 5)),
+    ("tokenizer.ggml.bos_token_id", U32, 1),
+    ("tokenizer.ggml.eos_token_id", U32, 2),
+    ("tokenizer.ggml.unknown_token_id", U32, 0),
+    ("tokenizer.ggml.add_space_prefix", BOOL, True),
+]
 
-def tensors():
-    yield "token_embd.weight", (EMBD, len(TOKENS))
+
+def tensors(n_vocab):
+    yield "token_embd.weight", (EMBD, n_vocab)
     yield "output_norm.weight", (EMBD,)
     for i in range(LAYERS):
         b = f"blk.{i}."
@@ -79,18 +92,20 @@ def data(kind, shape, rng):
     return number, b"".join(head + rng.randbytes(size - len(head)) for _ in range(n // block))
 
 
-def model(kind):
+def model(kind, keys=KEYS, n_vocab=len(TOKENS)):
     rng = random.Random(kind)
     table, blob = b"", b""
-    for name, shape in tensors():
+    for name, shape in tensors(n_vocab):
         number, raw = data(kind, shape, rng)
         table += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, len(blob))
         blob += raw + b"\0" * (-len(raw) % 32)
-    keys = b"".join(text(k) + struct.pack("<I", t) + value(t, v) for k, t, v in KEYS)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(list(tensors())), len(KEYS)) + keys + table
+    pairs = b"".join(text(k) + struct.pack("<I", t) + value(t, v) for k, t, v in keys)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(list(tensors(n_vocab))), len(keys)) + pairs + table
     return head + b"\0" * (-len(head) % 32) + blob
 
 
 if __name__ == "__main__":
+    folder = pathlib.Path(__file__).parent / "corpus"
     for kind in TYPES:
-        (pathlib.Path(__file__).parent / "corpus" / f"llama-{kind}.gguf").write_bytes(model(kind))
+        (folder / f"llama-{kind}.gguf").write_bytes(model(kind))
+    (folder / "llama-spm.gguf").write_bytes(model("q4_0", SPM_KEYS, len(SPM_TOKENS)))
