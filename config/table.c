@@ -28,6 +28,10 @@ static const char *const facts[] = {"table", "json", NULL};
 /* clang-format off */
 const cfg_row cfg_table[] = {
     {MODEL, "model", "m", ALL, true, CFG_T_TEXT, FIELD(model), NULL, ANY_LENGTH, NULL, "FILE", "the model, a GGUF file"},
+    {MODEL, "chat-template", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template), NULL, ANY_LENGTH, NULL, "TEXT",
+     "a Jinja template for conversations, instead of the model's"},
+    {MODEL, "chat-template-file", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template_file), NULL, ANY_LENGTH, NULL, "FILE",
+     "the same from a file"},
     {MODEL, "ctx-size", "c", SERVE_RUN, true, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
      "tokens of prompt and answer together; 0: as many as the model was trained for"},
     {MODEL, "ctx-size", "c", BENCH, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
@@ -42,10 +46,6 @@ const cfg_row cfg_table[] = {
     {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},
     {MODEL, "cache-ram", "cram", RETRIEVES, true, CFG_T_I64, FIELD(cache_ram), "8192", 0, 1073741824, NULL, "MIB",
      "memory for kept contexts and their indexes; 0 keeps none"},
-    {MODEL, "chat-template", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template), NULL, ANY_LENGTH, NULL, "TEXT",
-     "a Jinja template for conversations, instead of the model's"},
-    {MODEL, "chat-template-file", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template_file), NULL, ANY_LENGTH, NULL, "FILE",
-     "the same from a file"},
 
     {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
      "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), through a graph "

@@ -201,8 +201,8 @@ int main(void)
     TCase *c = tcase_create("alloc");
     tcase_set_timeout(c, 0);
     tcase_add_test(c, opening);
-    tcase_add_test(c, describing);
     tcase_add_test(c, answering);
+    tcase_add_test(c, describing);
     suite_add_tcase(s, c);
     return t_run(s);
 }
