@@ -19,6 +19,7 @@ typedef struct {
     uint32_t threads;         /* -t, --threads; 0: physical cores */
     uint32_t ubatch_size;     /* -ub, --ubatch-size: prefill chunk */
     char *cpu;                /* --cpu auto|scalar|avx2|avx512 */
+    char *chat_template, *chat_template_file; /* instead of the model's; at most one */
     char *cache_type_k, *cache_type_v; /* -ctk, -ctv: f32|f16|bf16 */
     int64_t cache_ram;        /* -cram, --cache-ram MiB; 0: keep no context */
     char *rope_scaling;       /* --rope-scaling auto|none|linear|yarn; auto: the model's */
@@ -51,7 +52,7 @@ typedef struct {
     char *prompt;             /* -p */
     char *depth;              /* -d: list of depths */
     uint32_t repeat;          /* -r */
-    char *output;             /* -o: table|jsonl */
+    char *output;             /* -o: table|jsonl, for inspect table|json */
     bool help, version;
 } cfg_settings;
 

@@ -15,6 +15,7 @@ static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph"
 static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
+static const char *const facts[] = {"table", "json", NULL};
 
 #define MODEL     "Model and engine"
 #define ATTENTION "Attention"
@@ -28,6 +29,10 @@ static const char *const outputs[] = {"table", "jsonl", NULL};
 /* clang-format off */
 const cfg_row cfg_table[] = {
     {MODEL, "model", "m", ALL, true, CFG_T_TEXT, FIELD(model), NULL, ANY_LENGTH, NULL, "FILE", "the model, a GGUF file"},
+    {MODEL, "chat-template", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template), NULL, ANY_LENGTH, NULL, "TEXT",
+     "a Jinja template for conversations, instead of the model's"},
+    {MODEL, "chat-template-file", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template_file), NULL, ANY_LENGTH, NULL, "FILE",
+     "the same from a file"},
     {MODEL, "ctx-size", "c", SERVE_RUN, true, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
      "tokens of prompt and answer together; 0: as many as the model was trained for"},
     {MODEL, "ctx-size", "c", BENCH, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
@@ -121,8 +126,9 @@ const cfg_row cfg_table[] = {
     {COMMAND, "n-predict", "n", CFG_BENCH_DECODE, false, CFG_T_I32, FIELD(n_predict), "32", 1, 1048576, NULL, "N", "tokens to decode"},
     {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "256", 1, 1048576, NULL, "N", "last tokens of the text to compare at"},
     {COMMAND, "repeat", "r", BENCH, false, CFG_T_U32, FIELD(repeat), "3", 1, 1000, NULL, "N", "times that each test is run"},
-    {COMMAND, "output", "o", BENCH | CFG_EVAL | CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
+    {COMMAND, "output", "o", BENCH | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
      "how results are printed"},
+    {COMMAND, "output", "o", CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, facts, "FORMAT", "how it is printed"},
 
     {GENERAL, "config", NULL, ALL, false, CFG_T_CONFIG, 0, NULL, ANY_LENGTH, NULL, "FILE", "read settings from this file (name = value; # begins a comment)"},
     {GENERAL, "help", "h", ALL, false, CFG_T_SWITCH, FIELD(help), NULL, ANY_LENGTH, NULL, NULL, "print this and end"},

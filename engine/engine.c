@@ -1,6 +1,7 @@
 #include "engine_private.h"
 
 #include "clock.h"
+#include "memory.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -8,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <syslog.h>
-#include <unistd.h>
 
 static const char *const mode_names[] = {"full", "streaming", "flat", "graph", "auto"};
 
@@ -66,17 +66,8 @@ static int fill_shape(eng_engine *e)
         return -ENOMEM;
     for (uint32_t i = 0; i < m->n_layer; i++)
         e->window[i] = m->layers[i].window < e->params.n_ctx ? m->layers[i].window : 0;
-    e->shape = (eng_kv_shape){
-        .n_layer = m->n_layer,
-        .n_head_kv = m->n_head_kv,
-        .group = m->n_head / m->n_head_kv,
-        .head_dim = m->head_dim,
-        .type_k = e->params.type_k,
-        .type_v = e->params.type_v,
-        .row_k = m->head_dim * eng_kv_type_size(e->params.type_k),
-        .row_v = m->head_dim * eng_kv_type_size(e->params.type_v),
-        .window = e->window,
-    };
+    e->shape = eng_kv_shape_of(m, e->params.type_k, e->params.type_v);
+    e->shape.window = e->window;
     return 0;
 }
 
@@ -132,17 +123,32 @@ static void fill_info(eng_engine *e)
     i->scratch_bytes = eng_forward_bytes(e->forward);
 }
 
-/* A context that cannot fit the machine's memory is refused now, not killed later. */
+/* A context that cannot fit is refused now, not killed later. */
 static int check_memory(const eng_engine *e, char *err, size_t errlen)
 {
-    size_t total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    size_t fixed = e->info.model_bytes + e->info.scratch_bytes, per_token = e->info.kv_bytes_per_token;
-    if (fixed + per_token * e->params.n_ctx <= total)
-        return 0;
-    size_t most = fixed < total ? (total - fixed) / per_token : 0;
-    snprintf(err, errlen, "a context of %u tokens takes %zu MiB of KV cache, beside %zu MiB for the model, and this machine has %zu MiB; the largest -c that fits is %zu",
-             e->params.n_ctx, (per_token * e->params.n_ctx) >> 20, fixed >> 20, total >> 20, most);
-    return -ENOMEM;
+    const double mib = 1048576;
+    uint32_t retrieving = 0;
+    for (uint32_t i = 0; i < e->shape.n_layer; i++)
+        retrieving += !eng_kv_window(&e->shape, i);
+    eng_memory m = {
+        .weights = e->info.model_bytes,
+        .scratch = e->info.scratch_bytes,
+        .kv_per_token = e->info.kv_bytes_per_token,
+        .index_per_token = eng_index_bytes_per_token(retrieving, e->shape.n_head_kv),
+    };
+    uint64_t limit = eng_memory_limit("");
+    int r = eng_memory_check(&m, e->params.n_ctx, limit, err, errlen);
+    if (r < 0)
+        return r;
+    eng_log(e, LOG_INFO,
+            "memory: %.1f MiB of weights (mapped), %.1f MiB of scratch, %.1f MiB of keys and values for %u tokens, up to %.1f MiB of their index; "
+            "kept contexts up to %.0f MiB in all; there are %.0f MiB",
+            (double)m.weights / mib, (double)m.scratch / mib, (double)m.kv_per_token * e->params.n_ctx / mib, e->params.n_ctx,
+            (double)m.index_per_token * e->params.n_ctx / mib, (double)e->params.cache_ram / mib, (double)limit / mib);
+    if (m.weights + m.scratch > limit || e->params.cache_ram > limit - m.weights - m.scratch)
+        eng_log(e, LOG_WARNING, "kept contexts may grow to %.0f MiB (--cache-ram), which with the model is more than the %.0f MiB there are",
+                (double)e->params.cache_ram / mib, (double)limit / mib);
+    return 0;
 }
 
 static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
@@ -161,6 +167,7 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
         return r;
     if (e->params.n_ctx > e->rope.n_ctx_trained)
         eng_log(e, LOG_WARNING, "a context of %u tokens is longer than the %u the model was trained for", e->params.n_ctx, e->rope.n_ctx_trained);
+    eng_gguf_prefetch(e->model->file);
     eng_forward_params fp = {
         .model = e->model,
         .kernels = e->kernels,

@@ -168,7 +168,7 @@ typedef struct {
     struct { int32_t id; float logprob; } top[20]; /* the n_logprobs most likely */
 } eng_token;
 
-/* Samples the next token (computing the step after the last one first). 0; 1: the context is full; -ECANCELED. */
+/* Samples the next token (computing the step after the last one first). 0; 1: the context is full; -ECANCELED; -EDOM: all logits are NaN. */
 int eng_session_next(eng_session *s, eng_token *ret);
 
 /* Forces `id` as the next token instead of sampling one (evaluation). As eng_session_next otherwise. */

@@ -1,19 +1,13 @@
-#include "gguf.h"
+#include "gguf_private.h"
 #include "text.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#define XXH_STATIC_LINKING_ONLY /* the size of XXH3_state_t: one on the stack cannot fail */
-#include <xxhash.h>
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are used as they lie in the file");
 
@@ -21,31 +15,14 @@ enum { V_U8, V_I8, V_U16, V_I16, V_U32, V_I32, V_F32, V_BOOL, V_STR, V_ARR, V_U6
 static const uint8_t value_size[V_COUNT] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 enum {
-    MAX_KEYS = 65536,     /* real files have some tens */
-    MAX_TENSORS = 131072, /* real files have up to some thousands */
-    MAX_NAME = 64,        /* the format's limit for a tensor's name */
+    MAX_KEYS = 65536, /* real files have some tens */
+    MAX_NAME = 64,    /* the format's limit for a tensor's name */
     MAX_ALIGNMENT = 65536,
     SMALLEST_KEY = 8 + 1 + 4 + 1, /* bytes of an entry: a name of one character, a type, a value of one byte */
     SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8,
 };
 
-typedef struct {
-    eng_str key;
-    uint32_t type, item;  /* item: of an array's elements, else the type itself */
-    uint64_t n;           /* elements of an array, bytes of a string, else 1 */
-    const uint8_t *value; /* first element, first character */
-} entry;
-
-struct eng_gguf {
-    const uint8_t *base;
-    size_t size, data_start;
-    bool mapped;
-    entry *keys; /* by name */
-    size_t n_keys;
-    eng_tensor *tensors; /* as in the file */
-    const eng_tensor **by_name;
-    size_t n_tensors;
-};
+typedef eng_gguf_entry entry;
 
 /* What is being read, and where errors go. */
 typedef struct {
@@ -127,8 +104,8 @@ static int read_header(reader *r, uint64_t *ret_tensors, uint64_t *ret_keys)
         return FAIL(r, -ENOTSUP, "the file has GGUF version %" PRIu32 "; versions 2 and 3 can be read", version);
     if (!take_u64(r, ret_tensors) || !take_u64(r, ret_keys))
         return FAIL(r, -EINVAL, "the file ends inside the counts of its header: truncated");
-    if (*ret_tensors > MAX_TENSORS)
-        return FAIL(r, -EINVAL, "the header counts %" PRIu64 " tensors; %d are possible", *ret_tensors, MAX_TENSORS);
+    if (*ret_tensors > ENG_GGUF_MAX_TENSORS)
+        return FAIL(r, -EINVAL, "the header counts %" PRIu64 " tensors; %d are possible", *ret_tensors, ENG_GGUF_MAX_TENSORS);
     if (*ret_keys > MAX_KEYS)
         return FAIL(r, -EINVAL, "the header counts %" PRIu64 " keys; %d are possible", *ret_keys, MAX_KEYS);
     return 0;
@@ -285,21 +262,19 @@ static int by_data_cmp(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Leaves by_name sorted by name. */
-static int check_apart(reader *r)
+int eng_gguf_sort_tensors(eng_gguf *g, char *err, size_t errlen)
 {
-    eng_gguf *g = r->g;
     const eng_tensor **t = g->by_name;
     for (size_t i = 0; i < g->n_tensors; i++)
         t[i] = &g->tensors[i];
     qsort(t, g->n_tensors, sizeof *t, by_data_cmp);
     for (size_t i = 1; i < g->n_tensors; i++)
         if ((size_t)((const uint8_t *)t[i]->data - (const uint8_t *)t[i - 1]->data) < t[i - 1]->bytes)
-            return FAIL(r, -EINVAL, "the data of tensors %s and %s overlap", SHOW(t[i - 1]->name), SHOW(t[i]->name));
+            return eng_fail(err, errlen, -EINVAL, "the data of tensors %s and %s overlap", SHOW(t[i - 1]->name), SHOW(t[i]->name));
     qsort(t, g->n_tensors, sizeof *t, by_name_cmp);
     for (size_t i = 1; i < g->n_tensors; i++)
         if (!by_name_cmp(&t[i - 1], &t[i]))
-            return FAIL(r, -EINVAL, "tensor %s is there twice", SHOW(t[i]->name));
+            return eng_fail(err, errlen, -EINVAL, "tensor %s is there twice", SHOW(t[i]->name));
     return 0;
 }
 
@@ -320,7 +295,7 @@ static int place_tensors(reader *r, const uint64_t *offsets, uint32_t alignment)
                         SHOW(t->name), t->bytes, offsets[i]);
         t->data = g->base + g->data_start + offsets[i];
     }
-    return check_apart(r);
+    return eng_gguf_sort_tensors(g, r->err, r->errlen);
 }
 
 static int read_tensors(reader *r, size_t n)
@@ -346,9 +321,9 @@ static int read_tensors(reader *r, size_t n)
     return rc;
 }
 
-/* ---- open, close ------------------------------------------------------------------------------------------------ */
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
 
-static int parse(eng_gguf *g, char *err, size_t errlen)
+int eng_gguf_parse(eng_gguf *g, char *err, size_t errlen)
 {
     reader r = {.g = g, .p = g->base, .end = g->base + g->size, .err = err, .errlen = errlen};
     uint64_t n_tensors = 0, n_keys = 0;
@@ -358,72 +333,6 @@ static int parse(eng_gguf *g, char *err, size_t errlen)
     if (!rc)
         rc = read_tensors(&r, (size_t)n_tensors);
     return rc;
-}
-
-int eng_gguf_open_memory(const void *bytes, size_t n, eng_gguf **ret, char *err, size_t errlen)
-{
-    eng_gguf *g = calloc(1, sizeof *g);
-    if (!g)
-        return eng_fail(err, errlen, -ENOMEM, "no memory to open the model file");
-    g->base = bytes;
-    g->size = n;
-    int rc = parse(g, err, errlen);
-    if (rc)
-        eng_gguf_close(g);
-    else
-        *ret = g;
-    return rc;
-}
-
-int eng_gguf_open(const char *path, eng_gguf **ret, char *err, size_t errlen)
-{
-    struct stat st;
-    void *map = MAP_FAILED;
-    size_t size = 0;
-    /* O_NONBLOCK: do not wait for the other end of a FIFO. */
-    int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0 || fstat(fd, &st)) {
-        rc = eng_fail(err, errlen, -errno, "the model file cannot be opened: %s", strerror(errno));
-        goto cleanup;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        rc = eng_fail(err, errlen, -EINVAL, "the model path is not a file%s", S_ISDIR(st.st_mode) ? " but a directory" : "");
-        goto cleanup;
-    }
-    size = (size_t)st.st_size;
-    if (!size) {
-        rc = eng_fail(err, errlen, -EINVAL, "the model file is empty: not a GGUF file");
-        goto cleanup;
-    }
-    map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) {
-        rc = eng_fail(err, errlen, -errno, "the model file cannot be mapped: %s", strerror(errno));
-        goto cleanup;
-    }
-    rc = eng_gguf_open_memory(map, size, ret, err, errlen);
-    if (!rc) {
-        (*ret)->mapped = true;
-        madvise(map, size, MADV_WILLNEED); /* all of it is read soon; the kernel starts now */
-        map = MAP_FAILED;
-    }
-cleanup:
-    if (map != MAP_FAILED)
-        munmap(map, size);
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
-void eng_gguf_close(eng_gguf *g)
-{
-    if (!g)
-        return;
-    free(g->keys);
-    free(g->tensors);
-    free(g->by_name);
-    if (g->mapped)
-        munmap((void *)(uintptr_t)g->base, g->size);
-    free(g);
 }
 
 /* ---- asking ----------------------------------------------------------------------------------------------------- */
@@ -594,27 +503,4 @@ int eng_gguf_f32_array(const eng_gguf *g, const char *key, float **ret, size_t *
     *ret = a;
     *ret_n = (size_t)e->n;
     return 0;
-}
-
-uint64_t eng_gguf_size(const eng_gguf *g)
-{
-    return g->size;
-}
-
-uint64_t eng_gguf_fingerprint(const eng_gguf *g)
-{
-    enum { SAMPLES = 32, SAMPLE_BYTES = 4096 };
-    XXH3_state_t state;
-    uint64_t size = g->size;
-    XXH3_64bits_reset(&state);
-    XXH3_64bits_update(&state, g->base, g->data_start);
-    XXH3_64bits_update(&state, &size, sizeof size);
-    size_t n = g->n_tensors < SAMPLES ? g->n_tensors : SAMPLES;
-    for (size_t i = 0; i < n; i++) { /* spread from the first tensor to the last */
-        const eng_tensor *t = &g->tensors[n > 1 ? i * (g->n_tensors - 1) / (n - 1) : 0];
-        size_t k = t->bytes < SAMPLE_BYTES ? t->bytes : SAMPLE_BYTES;
-        XXH3_64bits_update(&state, t->data, k);
-        XXH3_64bits_update(&state, (const uint8_t *)t->data + t->bytes - k, k);
-    }
-    return XXH3_64bits_digest(&state);
 }

@@ -28,11 +28,12 @@ typedef struct {
     size_t bytes, row_bytes;
 } eng_tensor;
 
-/* Maps and checks `path`. -errno with a sentence naming what is wrong. */
+/* Maps and checks `path`; of a split model, the first part, with all the others beside it. -errno with a sentence naming what is wrong. */
 int eng_gguf_open(const char *path, eng_gguf **ret, char *err, size_t errlen);
 /* The same of n bytes in memory (8-byte aligned; borrowed until close): for tests and fuzzers, where a sanitizer sees every byte. */
 int eng_gguf_open_memory(const void *bytes, size_t n, eng_gguf **ret, char *err, size_t errlen);
 void eng_gguf_close(eng_gguf *g);
+void eng_gguf_prefetch(const eng_gguf *g); /* all of it will be read soon: the kernel may start now */
 
 size_t eng_gguf_n_tensors(const eng_gguf *g);
 const eng_tensor *eng_gguf_tensor_at(const eng_gguf *g, size_t i);
@@ -50,7 +51,8 @@ int eng_gguf_str_array(const eng_gguf *g, const char *key, eng_str **ret, size_t
 int eng_gguf_i32_array(const eng_gguf *g, const char *key, int32_t **ret, size_t *ret_n);
 int eng_gguf_f32_array(const eng_gguf *g, const char *key, float **ret, size_t *ret_n);
 
-uint64_t eng_gguf_size(const eng_gguf *g);
+size_t eng_gguf_n_parts(const eng_gguf *g); /* files */
+uint64_t eng_gguf_size(const eng_gguf *g);  /* of all of them */
 uint64_t eng_gguf_fingerprint(const eng_gguf *g); /* XXH3 over header, metadata, tensor table, size and samples of the data */
 
 #endif

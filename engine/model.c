@@ -225,9 +225,6 @@ static int refuse_unknown_arithmetic(loader *l)
         rc = refuse_unless_neutral(l, "expert_count", 0, "mixtures of experts are");
     if (!rc && !l->arch->sliding_period)
         rc = refuse_unless_neutral(l, "attention.sliding_window", 0, "sliding windows are");
-    uint32_t parts;
-    if (!rc && !eng_gguf_u32(l->g, "split.count", &parts) && parts > 1)
-        return FAIL(l, -ENOTSUP, "this is one of %" PRIu32 " parts of a split model (split.count), which are not supported", parts);
     return rc;
 }
 
@@ -519,14 +516,21 @@ static int check_chat_template(loader *l)
 
 int eng_model_open(const char *path, eng_model **ret, char *err, size_t errlen)
 {
-    loader l = {.err = err, .errlen = errlen};
+    eng_gguf *g;
+    int rc = eng_gguf_open(path, &g, err, errlen);
+    return rc ? rc : eng_model_from(g, path, ret, err, errlen);
+}
+
+int eng_model_from(eng_gguf *g, const char *path, eng_model **ret, char *err, size_t errlen)
+{
+    loader l = {.err = err, .errlen = errlen, .g = g};
     int rc;
     l.m = calloc(1, sizeof *l.m);
-    if (!l.m)
+    if (!l.m) {
+        eng_gguf_close(g);
         return FAIL(&l, -ENOMEM, "no memory to open the model");
-    if ((rc = eng_gguf_open(path, &l.m->file, err, errlen)))
-        goto cleanup;
-    l.g = l.m->file;
+    }
+    l.m->file = g;
     if ((rc = find_arch(&l)) || (rc = read_hyper_parameters(&l)) || (rc = load_weights(&l)) || (rc = check_chat_template(&l)) ||
         (rc = read_names(&l, path)))
         goto cleanup;

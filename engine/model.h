@@ -82,6 +82,8 @@ typedef struct {
 
 /* Opens, checks every shape against the hyper-parameters, and refuses what the forward pass cannot compute, by name. */
 int eng_model_open(const char *path, eng_model **ret, char *err, size_t errlen);
+/* The same of an open file, which is the model's from here on, or closed on failure; `path` for its name only. */
+int eng_model_from(eng_gguf *g, const char *path, eng_model **ret, char *err, size_t errlen);
 void eng_model_close(eng_model *m);
 
 #endif

@@ -9,6 +9,7 @@
 #include "sampler.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -328,8 +329,12 @@ int eng_session_next(eng_session *s, eng_token *ret)
     if (r < 0)
         return r;
     uint64_t start = eng_now_ns();
-    eng_sampler_pick(s->sampler, s->logits, ret);
-    choose(s, ret->id);
+    eng_token token;
+    eng_sampler_pick(s->sampler, s->logits, &token);
+    if (!isfinite(s->logits[token.id])) /* then all of them are not: a model with NaN or infinite weights */
+        return -EDOM;
+    *ret = token;
+    choose(s, token.id);
     s->predicted_ns += eng_now_ns() - start;
     return 0;
 }

@@ -1,5 +1,6 @@
 #include "distance.h"
 
+#include <cpuid.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -94,11 +95,18 @@ const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judg
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;
 
+/* Not every compiler's __builtin_cpu_supports knows this name. It needs no more of the system than AVX does. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 idx_cpu idx_cpu_detect(void)
 {
     /* libgcc asks xgetbv too, so a level the operating system doesn't save the registers of isn't reported. */
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
         return IDX_CPU_SCALAR;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))

@@ -26,6 +26,7 @@ typedef struct {
     eng_engine *engine;
     const eng_info *info;
     srv_template *chat_template;
+    char *given_template;   /* instead of the model's; NULL: none */
     char chat_failure[512]; /* why there is no chat; empty when there is */
     char model_name[SRV_MAX_NAME];
     char fingerprint[48];

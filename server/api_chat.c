@@ -44,7 +44,8 @@ static int render(srv_job *j, const cJSON *body, char **ret, size_t *ret_len, sr
     if (rc == 0)
         rc = srv_template_render(app->chat_template, in.p, in.n, ret, ret_len, err, sizeof(err));
     srv_buf_done(&in);
-    if (rc == -EINVAL)
+    /* The template or the messages are at fault, also where they ask for more time or memory than a render has. */
+    if (rc == -EINVAL || ((rc == -ETIMEDOUT || rc == -ENOMEM) && err[0]))
         return srv_fault_bad(f, "messages", "%s", err[0] ? err : "the chat template refused the messages");
     if (rc < 0)
         return srv_fault_set(f, 500, "server_error", NULL, "rendering the chat template failed: %s", err[0] ? err : strerror(-rc));

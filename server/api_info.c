@@ -44,7 +44,10 @@ void srv_info_props(const srv_app *app, srv_buf *out)
     srv_buf_puts(out, ",\"model_path\":");
     srv_buf_cstring(out, app->settings->model);
     srv_buf_puts(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
-    srv_buf_string(out, i->chat_template ? i->chat_template : "", i->chat_template ? i->chat_template_len : 0);
+    if (app->given_template)
+        srv_buf_cstring(out, app->given_template);
+    else
+        srv_buf_string(out, i->chat_template ? i->chat_template : "", i->chat_template ? i->chat_template_len : 0);
     srv_buf_puts(out, ",\"bos_token\":");
     srv_buf_cstring(out, app->bos_text);
     srv_buf_puts(out, ",\"eos_token\":");

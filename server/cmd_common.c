@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_TEXT_BYTES = 1 << 30, BAR_WIDTH = 30 };
+enum { MAX_TEXT_BYTES = 1 << 30, MAX_TEMPLATE_BYTES = 1 << 20, BAR_WIDTH = 30 };
 
 int srv_fail(const char *format, ...)
 {
@@ -160,7 +160,8 @@ static void log_warning(void *ctx, int level, const char *text)
 int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret)
 {
     char err[512] = "unknown reason";
-    params->log = log_warning;
+    if (!params->log)
+        params->log = log_warning;
     int rc = eng_open(s->model, params, ret, err, sizeof err);
     return rc < 0 ? srv_fail("%s: %s", s->model, err) : 0;
 }
@@ -191,13 +192,61 @@ static char *token_string(const eng_engine *e, int32_t id)
     return strndup(text, n);
 }
 
-int srv_template_of(srv_template *t, const eng_engine *e, char *err, size_t errlen)
+static int read_template(const char *path, char **ret, char *err, size_t errlen)
+{
+    int rc = 0;
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = fopen(path, "rbe");
+    if (f)
+        text = malloc(MAX_TEMPLATE_BYTES + 1);
+    if (text)
+        n = fread(text, 1, MAX_TEMPLATE_BYTES + 1, f);
+    if (!text || ferror(f)) {
+        rc = -errno;
+        snprintf(err, errlen, "--chat-template-file %s: %s", path, strerror(errno));
+    } else if (n > MAX_TEMPLATE_BYTES || !n || memchr(text, 0, n)) {
+        rc = -EINVAL;
+        snprintf(err, errlen, "--chat-template-file %s: %s", path,
+                 n > MAX_TEMPLATE_BYTES ? "larger than 1 MiB"
+                 : n                    ? "holds a NUL byte"
+                                        : "empty");
+    } else {
+        text[n] = 0;
+        *ret = text;
+        text = NULL;
+    }
+    free(text);
+    if (f)
+        fclose(f);
+    return rc;
+}
+
+int srv_template_given(const cfg_settings *s, char **ret, char *err, size_t errlen)
+{
+    *ret = NULL;
+    if (s->chat_template && s->chat_template_file) {
+        snprintf(err, errlen, "--chat-template and --chat-template-file are both given; give one");
+        return -EINVAL;
+    }
+    if (s->chat_template_file)
+        return read_template(s->chat_template_file, ret, err, errlen);
+    if (s->chat_template && !(*ret = strdup(s->chat_template))) {
+        snprintf(err, errlen, "out of memory");
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+int srv_template_of(srv_template *t, const eng_engine *e, const char *given, char *err, size_t errlen)
 {
     const eng_info *info = eng_info_get(e);
+    const char *source = given ? given : info->chat_template;
+    size_t source_len = given ? strlen(given) : info->chat_template_len;
     char **controls = NULL, *bos = token_string(e, info->bos), *eos = token_string(e, info->eos);
     size_t n = 0, n_controls = 0;
     int rc = -ENOMEM;
-    if (!info->chat_template || !info->chat_template_len) {
+    if (!source || !source_len) {
         snprintf(err, errlen, "the model has no chat template");
         rc = -ENOENT;
         goto cleanup;
@@ -218,7 +267,7 @@ int srv_template_of(srv_template *t, const eng_engine *e, char *err, size_t errl
         else
             free(text);
     }
-    rc = srv_template_set(t, info->chat_template, info->chat_template_len, bos, eos, (const char *const *)controls, n, err, errlen);
+    rc = srv_template_set(t, source, source_len, bos, eos, (const char *const *)controls, n, err, errlen);
     goto cleanup;
 no_memory:
     snprintf(err, errlen, "out of memory");

@@ -17,9 +17,12 @@ int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret);
 /* Opens it for tests that need room for n_ctx tokens; -c, if given, must hold them. */
 int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret);
 
-/* Gives the template helper the model's template and the texts of its special tokens. -ENOENT: the model has none; else as
- * srv_template_set. */
-int srv_template_of(srv_template *t, const eng_engine *e, char *err, size_t errlen);
+/* The template that --chat-template or --chat-template-file gives, NUL-terminated; *ret is NULL when neither is there. free it. */
+int srv_template_given(const cfg_settings *s, char **ret, char *err, size_t errlen);
+
+/* Gives the template helper the template, `given` or else the model's own, and the texts of the model's special tokens. -ENOENT: there is
+ * none; else as srv_template_set. */
+int srv_template_of(srv_template *t, const eng_engine *e, const char *given, char *err, size_t errlen);
 
 /* A whole text file, NUL-terminated, at most 1 GiB. 0, else an exit status. free it. */
 int srv_read_text(const char *path, char **ret, size_t *ret_n);

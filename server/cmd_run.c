@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <syslog.h>
 #include <unistd.h>
 
 #include "cmd_common.h"
@@ -14,6 +15,7 @@ enum { MAX_LINE = 16 << 20, IDLE_MS = 20, EXIT_INTERRUPTED = 130 };
 typedef struct {
     const cfg_settings *s;
     eng_engine *engine;
+    char *given;        /* a chat template instead of the model's; NULL: none */
     srv_template *tmpl; /* NULL: the model has none, the bare text is its prompt */
     eng_attention attention;
     char *document;
@@ -182,7 +184,7 @@ static int take_turn(chat *c, bool speak, size_t messages_before)
         else if (rc == -ECANCELED)
             fputs("[stopped]\n", stderr);
         else if (rc < 0)
-            status = srv_fail("%s", strerror(-rc));
+            status = srv_fail("%s", rc == -EDOM ? "the model computes values that are not finite: its weights are damaged" : strerror(-rc));
         if (speak && !status && answer.n)
             print_stats(session, first);
         fflush(stdout);
@@ -305,6 +307,14 @@ static int converse(chat *c)
 
 /* ---- command ---------------------------------------------------------------------------------------------------- */
 
+/* The engine's words, as other remarks beside the conversation. */
+static void log_line(void *ctx, int level, const char *text)
+{
+    (void)ctx;
+    if (level <= LOG_INFO)
+        fprintf(stderr, level <= LOG_WARNING ? "retrievald: %s\n" : "[%s]\n", text);
+}
+
 static int prepare(chat *c)
 {
     char err[512] = "";
@@ -319,13 +329,18 @@ static int prepare(chat *c)
         if (!srv_utf8_valid(c->document, c->document_len, &good))
             return srv_fail("%s: not UTF-8 text (byte %zu)", c->s->file, good + 1);
     }
-    int rc = srv_template_start(&c->tmpl, err, sizeof err);
+    int rc = srv_template_given(c->s, &c->given, err, sizeof err);
+    if (!rc)
+        rc = srv_template_start(&c->tmpl, err, sizeof err);
     if (rc < 0)
         return srv_fail("%s", *err ? err : strerror(-rc));
+    p.log = log_line;
     int status = srv_open(c->s, &p, &c->engine);
     if (status)
         return status;
-    rc = srv_template_of(c->tmpl, c->engine, err, sizeof err);
+    rc = srv_template_of(c->tmpl, c->engine, c->given, err, sizeof err);
+    if (rc < 0 && c->given)
+        return srv_fail("the chat template cannot be used: %s", err);
     if (rc < 0) {
         fprintf(stderr, "retrievald: %s; it continues the text as it stands\n", err);
         srv_template_free(c->tmpl);
@@ -346,6 +361,7 @@ int srv_cmd_run(const cfg_settings *s)
     eng_close(c.engine);
     srv_template_free(c.tmpl);
     srv_buf_done(&c.messages);
+    free(c.given);
     free(c.document);
     free(c.line);
     int written = srv_finish_output();

@@ -1,5 +1,6 @@
 #include "server.h"
 
+#include "cmd_common.h"
 #include "http.h"
 #include "log.h"
 
@@ -99,6 +100,8 @@ static int setup(srv_server *s, eng_params *params, char *err, size_t errlen)
     int rc = srv_engine_params(c, params, err, errlen);
     if (rc == 0)
         rc = srv_attention(c, &app->attention, err, errlen);
+    if (rc == 0)
+        rc = srv_template_given(c, &app->given_template, err, errlen);
     if (rc == 0 && c->api_key_file && c->api_key_file[0])
         rc = srv_keys_load(c->api_key_file, &s->keys, err, errlen);
     if (rc < 0)
@@ -145,6 +148,7 @@ int srv_cmd_serve(const cfg_settings *settings)
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     srv_template_free(s->app.chat_template);
+    free(s->app.given_template);
     srv_keys_free(s->keys);
     free(s);
     return status;

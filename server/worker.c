@@ -24,33 +24,42 @@ static void token_cstring(const eng_engine *e, int32_t id, char *buf, size_t siz
     }
 }
 
-/* A model without a usable template still completes text: only the chat routes refuse, and say why. */
-static void set_template(srv_app *app)
+/* A model without a usable template still completes text: only the chat routes refuse, and say why. One that was asked for must work. */
+static int set_template(srv_app *app, const eng_engine *e)
 {
     char err[400] = "";
     if (!app->chat_template)
-        return;
-    int rc = srv_template_of(app->chat_template, app->engine, err, sizeof(err));
+        return 0;
+    int rc = srv_template_of(app->chat_template, e, app->given_template, err, sizeof(err));
+    if (rc < 0 && app->given_template) {
+        snprintf(app->failure, sizeof(app->failure), "the chat template cannot be used: %s", err);
+        return rc;
+    }
     if (rc == -ENOENT)
         snprintf(app->chat_failure, sizeof(app->chat_failure), "this model has no chat template; use /v1/completions");
     else if (rc < 0)
         snprintf(app->chat_failure, sizeof(app->chat_failure), "the model's chat template cannot be used: %s", err);
+    return 0;
 }
 
 static int open_model(srv_worker *w)
 {
     srv_app *app = w->app;
-    int rc = eng_open(app->settings->model, &w->params, &app->engine, app->failure, sizeof(app->failure));
+    eng_engine *e = NULL;
+    int rc = eng_open(app->settings->model, &w->params, &e, app->failure, sizeof(app->failure));
+    if (rc == 0)
+        rc = set_template(app, e);
     if (rc < 0) {
+        eng_close(e);
         if (!app->failure[0])
             snprintf(app->failure, sizeof(app->failure), "%s: %s", app->settings->model, strerror(-rc));
         atomic_store(&app->state, SRV_FAILED);
     } else {
-        app->info = eng_info_get(app->engine);
-        token_cstring(app->engine, app->info->bos, app->bos_text, sizeof(app->bos_text));
-        token_cstring(app->engine, app->info->eos, app->eos_text, sizeof(app->eos_text));
+        app->engine = e;
+        app->info = eng_info_get(e);
+        token_cstring(e, app->info->bos, app->bos_text, sizeof(app->bos_text));
+        token_cstring(e, app->info->eos, app->eos_text, sizeof(app->eos_text));
         snprintf(app->fingerprint, sizeof(app->fingerprint), "retrievald-" RETRIEVALD_VERSION "-%08x", (unsigned)app->info->fingerprint);
-        set_template(app);
         if (app->chat_failure[0])
             srv_log(LOG_WARNING, "no chat: %s", app->chat_failure);
         atomic_store(&app->state, SRV_READY);
@@ -171,6 +180,8 @@ static void set_end(srv_job *j, int rc, const char *err)
         srv_fault_bad(&j->fault, NULL, "%s", err[0] ? err : "the engine refused this request");
     else if (rc == -ENOMEM)
         srv_fault_set(&j->fault, 500, "server_error", NULL, "out of memory%s%s", err[0] ? ": " : "", err);
+    else if (rc == -EDOM)
+        srv_fault_set(&j->fault, 500, "server_error", NULL, "the model computes values that are not finite: its weights are damaged");
     else
         srv_fault_set(&j->fault, 500, "server_error", NULL, "%s", err[0] ? err : strerror(-rc));
 }

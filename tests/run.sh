@@ -42,7 +42,7 @@ count() {
     fi
 }
 
-# Sets up a build folder, or looks again at the sources if it is there, and builds it. $1 folder, the rest meson's options.
+# Sets up a build folder, or looks again at the sources if it is there, and builds it, or only $target of it. $1 folder, the rest meson's options.
 build() {
     dir=$1
     shift
@@ -50,7 +50,7 @@ build() {
     [ ! -f "$dir/build.ninja" ] || set -- --reconfigure "$@"
     meson setup "$dir" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; rm -f "$dir.log"; return 1; }
     rm -f "$dir.log"
-    ninja -C "$dir" --quiet
+    ninja -C "$dir" --quiet ${target:-}
 }
 
 suites() {
@@ -65,7 +65,7 @@ suites() {
 }
 
 heading packages
-sh deploy/install_packages.sh check libsubunit-dev python3-venv || { broken "packages cannot be installed"; finish; }
+sh deploy/install_packages.sh check libsubunit-dev python3-venv clang libclang-rt-14-dev || { broken "packages cannot be installed"; finish; }
 
 heading "demo model"
 RETRIEVALD_SMOLLM2=$(sh deploy/fetch_model.sh) || { broken "the model cannot be fetched"; finish; }
@@ -79,6 +79,37 @@ if [ -f build-asan/build.ninja ]; then
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     suites build-asan unit kernel golden index
     unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+# Finds go to build-fuzz/; what is worth keeping is copied to tests/fuzz/corpus by hand.
+fuzz() {
+    mkdir -p build-fuzz/corpus
+    build-fuzz/tests/fuzz_model build-fuzz/corpus tests/fuzz/corpus tests/golden/gguf/hostile -dict=tests/fuzz/gguf.dict -max_total_time=60 -max_len=65536 \
+        -malloc_limit_mb=256 -rss_limit_mb=2048 -timeout=60 -print_final_stats=1 -artifact_prefix=build-fuzz/ >build-fuzz/fuzz.log 2>&1
+    status=$?
+    if [ "$status" -ne 0 ]; then
+        tail -n 60 build-fuzz/fuzz.log
+    else
+        grep -E '^(Done|stat::number_of_executed_units)' build-fuzz/fuzz.log
+    fi
+    return "$status"
+}
+
+if (
+    target=tests/fuzz_model
+    export CC=clang
+    build build-fuzz -Db_sanitize=address,undefined -Dbuildtype=debugoptimized -Db_lundef=false -Dc_args=-fsanitize=fuzzer-no-link
+); then
+    heading "fuzzing the loader of models, 60 s"
+    export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+    if fuzz; then
+        passed=$((passed + 1))
+    else
+        broken "the fuzzer found something: build-fuzz/fuzz.log"
+    fi
+    unset ASAN_OPTIONS UBSAN_OPTIONS
+else
+    broken "the fuzzer's build"
 fi
 
 heading "Python tests"

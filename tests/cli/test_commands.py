@@ -32,14 +32,78 @@ def test_inspect(tool, model):
         "architecture": "llama", "type": "Q4_1", "n_layer": 30, "n_embd": 576, "n_ff": 1536, "n_head": 9, "n_head_kv": 3, "head_dim": 64,
         "n_ctx_train": 8192, "n_vocab": 49152, "bos": 1, "eos": 2, "add_bos": False, "n_params": 134515008,
     }  # fmt: skip
-    (info,) = lines(tool("inspect", model, "-o", "jsonl"))
+    (info,) = lines(tool("inspect", model, "-o", "json"))
     assert {k: info[k] for k in known} == known
-    assert info["file"] == model and info["chat_template_bytes"] > 0
-    assert info["kv_bytes_per_token"] == 30 * 3 * 64 * 2 * 2
+    assert info["file"] == model and info["files"] == 1 and info["file_bytes"] == os.path.getsize(model)
+    assert info["tensor_types"] == {
+        "Q4_1": {"tensors": 210, "bytes": 66355200},
+        "Q8_0": {"tensors": 1, "bytes": 30081024},
+        "F32": {"tensors": 61, "bytes": 140544},
+    }
+    assert info["rope"] == {"base": 100000, "dim": 64, "scaling": None, "factor": 0, "original_context": 0}
+    assert (info["tokenizer"], info["pre"], info["refused"]) == ("gpt2", "smollm", None)
+    assert info["special_tokens"] == {"bos": 1, "eos": 2, "unknown": 0, "padding": 2}
+    assert (info["chat_template_bytes"], info["chat_template_lines"]) == (368, 6)
+    assert info["chat_template_line"].startswith("{% for message in messages %}{% if loop.first")
+    per_token = 30 * 3 * 64 * 2  # layers, KV heads, head size, K and V
+    assert info["kv_bytes_per_token"] == per_token * 2
+    assert info["kv_bytes_per_1k"] == {"f32": per_token * 4096, "f16": per_token * 2048, "bf16": per_token * 2048}
+    assert info["index_bytes_per_1k"] > 0
     text = tool("inspect", "-m", model)
     assert text.returncode == 0
-    for part in ("llama", "134.5 million", "Q4_1", "22.5 MiB for 1,024 tokens"):
+    for part in ("llama", "134.5 million", "Q4_1, 210 tensors, 63.3 MiB", "RoPE          base 100000", "gpt2, smollm, 49152", "368 bytes, 6 lines", "22.5 MiB for 1,024 tokens"):
         assert part in text.stdout
+
+
+def rewritten(model, tmp_path, *changes):
+    """A copy of a tiny model with words of its metadata replaced by others of the same length."""
+    raw = model.read_bytes()
+    for old, new in changes:
+        assert old in raw and len(old) == len(new)
+        raw = raw.replace(old, new)
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(raw)
+    return path
+
+
+def test_inspect_what_cannot_run(tool, root, tmp_path):
+    """An architecture that nobody knows: all that the file says, and why not."""
+    path = rewritten(root / "tests/golden/gguf/tiny-llama-q8_0.gguf", tmp_path, (b"llama", b"ll\x1bma"))
+    result = tool("inspect", path, "-o", "json")
+    info = json.loads(result.stdout)
+    whole = json.loads(tool("inspect", root / "tests/golden/gguf/tiny-llama-q8_0.gguf", "-o", "json").stdout)
+    assert result.returncode == 1 and "ll?ma" in result.stderr and result.stderr.count("\n") == 1
+    assert info["architecture"] == "ll?ma" and "ll?ma, which is not supported" in info["refused"]
+    for key in ("n_layer", "n_embd", "n_head", "n_head_kv", "n_ff", "n_ctx_train", "n_vocab", "n_params", "tensor_types", "special_tokens", "tokenizer"):
+        assert info[key] == whole[key] and info[key], key
+    assert info["kv_bytes_per_1k"]["f16"] == 0
+    table = tool("inspect", path)
+    assert table.returncode == 1 and "refused       the model's architecture is ll?ma" in table.stdout and "\x1b" not in table.stdout
+
+
+def test_memory_is_said_and_checked(tool, model):
+    said = re.compile(r"\[memory: 92\.1 MiB of weights \(mapped\), [\d.]+ MiB of scratch, 22\.5 MiB of keys and values for 1024 tokens, up to [\d.]+ MiB of their index")
+    result = tool("run", "-m", model, "-c", 1024, "-n", 1, "-p", "hi")
+    assert result.returncode == 0 and said.search(result.stderr), result.stderr
+    huge = ["run", "-m", model, "-n", 1, "-p", "hi", "-ctk", "f32", "-ctv", "f32", "-c"]  # 16M tokens are 720 GiB
+    result = tool(*huge, 16777216)
+    assert result.returncode == 1, "a machine with more than 720 GiB"
+    most = int(re.search(r"the largest -c that fits is (\d+)", result.stderr)[1])
+    assert tool(*huge, most).returncode == 0
+    assert tool(*huge, most + 1).returncode == 1
+
+
+def test_run_with_another_template(tool, model, tmp_path):
+    path = tmp_path / "t.jinja"
+    path.write_text("<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n")
+    given = stats(tool("run", "-m", model, "--temp", 0, "-n", 4, "-p", "Say hi", "--chat-template-file", path).stderr)[0]
+    own = stats(tool("run", "-m", model, "--temp", 0, "-n", 4, "-p", "Say hi").stderr)[0]
+    assert given["prompt"] < own["prompt"]  # the model's own begins with a system message
+    path.write_text("{% if %}")
+    result = tool("run", "-m", model, "-n", 1, "-p", "Say hi", "--chat-template-file", path)
+    assert result.returncode == 1 and "the chat template cannot be used: chat_template, line 1" in result.stderr
+    result = tool("run", "-m", model, "-n", 1, "-p", "Say hi", "--chat-template-file", tmp_path / "none")
+    assert result.returncode == 1 and "No such file" in result.stderr
 
 
 def test_run_answers_one_question(tool, model):

@@ -1,5 +1,6 @@
 /* Every allocation of the engine fails once: opening, a session with retrieval, sealing and index builds either work or say -ENOMEM, and
  * the engine goes on to answer right. The allocator is replaced for the whole program by one that can be told to fail. */
+#include "describe.h"
 #include "engine.h"
 #include "support.h"
 
@@ -145,6 +146,27 @@ START_TEST(opening)
 }
 END_TEST
 
+START_TEST(describing)
+{
+    int failures = 0;
+    for (long n = 0;; n++) {
+        char err[512] = "";
+        eng_description *d = NULL;
+        atomic_store(&countdown, n);
+        int r = eng_describe(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &d, err, sizeof err);
+        bool reached = atomic_load(&countdown) < 0;
+        atomic_store(&countdown, -1);
+        ck_assert_msg(r == 0 || (r == -ENOMEM && !d && *err), "allocation %ld: %s", n, strerror(-r));
+        ck_assert_msg(r || !d->refusal, "allocation %ld: %s", n, d->refusal); /* no memory is no fault of the model's */
+        failures += r < 0;
+        eng_description_free(d);
+        if (!reached)
+            break;
+    }
+    ck_assert_int_gt(failures, 10);
+}
+END_TEST
+
 START_TEST(answering)
 {
     int32_t want[ANSWER], out[ANSWER];
@@ -189,6 +211,7 @@ int main(void)
     tcase_set_timeout(c, 0);
     tcase_add_loop_test(c, opening, 0, 3);
     tcase_add_test(c, answering);
+    tcase_add_test(c, describing);
     suite_add_tcase(s, c);
     return t_run(s);
 }

@@ -253,7 +253,7 @@ def test_hung_template_costs_one_request(fake):
     for _ in range(5):
         assert fake.post(CHAT, chat("hello")).json()["choices"][0]["message"]["content"] == "hello"
     t.join()
-    assert slow[0].status_code == 500 and "template" in slow[0].json()["error"]["message"]
+    assert slow[0].status_code == 400 and "template" in slow[0].json()["error"]["message"]
     assert fake.post(CHAT, chat("hello")).status_code == 200
 
 

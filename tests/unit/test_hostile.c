@@ -1,9 +1,13 @@
 /* The broken and odd files of tests/golden/gguf/hostile against cases.json: refused ones with a sentence that names what is wrong. A
  * model file is loaded when the model opens and then the tokenizer does. */
+#include "describe.h"
+#include "engine.h"
 #include "model.h"
 #include "support.h"
 #include "tokenizer.h"
 
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +32,58 @@ static int load(const char *file, char *err, size_t errlen)
     return rc;
 }
 
+/* A file that is accepted computes: some tokens prefilled, some decoded, all logits finite; or, with weights that are not, it says so. */
+static void evaluate(const char *file)
+{
+    enum { PROMPT = 5, ANSWER = 3 };
+    char path[512], err[300] = "";
+    eng_engine *e = NULL;
+    eng_session *s = NULL;
+    const float *logits;
+    int32_t ids[PROMPT];
+    eng_params p = eng_params_default();
+    p.n_ctx = 32;
+    p.n_threads = 1;
+    snprintf(path, sizeof path, "golden/gguf/hostile/%s", file);
+    ck_assert_msg(!eng_open(t_path(path), &p, &e, err, sizeof err), "%s: %s", file, err);
+    uint32_t n_vocab = eng_info_get(e)->n_vocab;
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ids[i] = (int32_t)(n_vocab - 1 - i * 7 % n_vocab);
+    eng_request r = {
+        .ids = ids, .n_ids = PROMPT, .max_tokens = ANSWER, .attention = eng_attention_default(), .sampling = eng_sampling_default()};
+    ck_assert_msg(!eng_session_open(e, &r, &s, err, sizeof err) && !eng_session_prefill(s, NULL, NULL), "%s: %s", file, err);
+    bool damaged = !strcmp(file, "weights-nan.gguf") || !strcmp(file, "weights-inf.gguf");
+    for (int i = 0; i < ANSWER; i++) {
+        eng_token t = {.id = -1};
+        ck_assert_int_eq(eng_session_logits(s, &logits), 0);
+        for (uint32_t k = 0; k < n_vocab && !damaged; k++)
+            ck_assert_msg(isfinite(logits[k]), "%s: logit %u of step %d", file, k, i);
+        ck_assert_int_eq(eng_session_next(s, &t), damaged ? -EDOM : 0);
+        ck_assert(damaged ? t.id == -1 : t.id >= 0 && (uint32_t)t.id < n_vocab);
+    }
+    eng_session_close(s);
+    eng_close(e);
+}
+
+/* What is said of a file agrees with what happens when it is opened. */
+static void describe(const char *file, int opened)
+{
+    char path[512], err[300] = "";
+    eng_description *d = NULL;
+    eng_gguf *g = NULL;
+    snprintf(path, sizeof path, "golden/gguf/hostile/%s", file);
+    bool readable = !eng_gguf_open(t_path(path), &g, err, sizeof err);
+    eng_gguf_close(g);
+    int rc = eng_describe(t_path(path), &d, err, sizeof err);
+    ck_assert_msg(!rc == readable && !rc == !!d, "%s: %d %s", file, rc, err);
+    if (!d)
+        return;
+    ck_assert_msg(!d->refusal == !opened, "%s: %s", file, d->refusal ? d->refusal : "described without the refusal");
+    ck_assert(d->refusal || d->kv_bytes_per_token[ENG_KV_F16]);
+    ck_assert_uint_eq(d->n_tensors, d->types[0].tensors + d->types[1].tensors + d->types[2].tensors);
+    eng_description_free(d);
+}
+
 static cJSON *cases(void)
 {
     char *text = t_read(t_path("golden/gguf/hostile/cases.json"), NULL);
@@ -49,6 +105,9 @@ START_TEST(test_case)
         ck_assert_msg(rc == 0, "%s: refused: %s", file, err);
     if (!strcmp(expect, "refused"))
         ck_assert_msg(rc < 0, "%s: accepted, though: %s", file, cJSON_GetObjectItem(c, "wrong")->valuestring);
+    describe(file, rc);
+    if (!rc)
+        evaluate(file);
     if (rc)
         ck_assert_msg(named && strlen(err) < sizeof err - 1, "%s: refused without naming what is wrong: %s", file, err);
     cJSON_Delete(all);

@@ -1,0 +1,110 @@
+#include "memory.h"
+#include "text.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB(bytes) ((double)(bytes) / 1048576)
+
+eng_kv_shape eng_kv_shape_of(const eng_model *m, eng_kv_type type_k, eng_kv_type type_v)
+{
+    return (eng_kv_shape){
+        .n_layer = m->n_layer,
+        .n_head_kv = m->n_head_kv,
+        .group = m->n_head / m->n_head_kv,
+        .head_dim = m->head_dim,
+        .type_k = type_k,
+        .type_v = type_v,
+        .row_k = m->head_dim * eng_kv_type_size(type_k),
+        .row_v = m->head_dim * eng_kv_type_size(type_v),
+    };
+}
+
+/* A graph's arena: for each key where its links begin, and its links. Their number varies from key to key; what is counted is the most
+ * there can be, twice the links that pruning leaves and a few more (graph_link.c). */
+uint64_t eng_index_bytes_per_token(uint32_t n_layer, uint32_t n_head_kv)
+{
+    enum { SPARE = 4 };
+    idx_graph_params p = idx_graph_params_default();
+    return (uint64_t)n_layer * n_head_kv * (1 + 2 * p.degree + SPARE) * sizeof(uint32_t);
+}
+
+/* ---- what there is ---------------------------------------------------------------------------------------------- */
+
+/* The number in a file; UINT64_MAX: no such file, or "max". */
+static uint64_t read_limit(const char *path)
+{
+    unsigned long long v;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return UINT64_MAX;
+    int n = fscanf(f, "%llu", &v);
+    fclose(f);
+    return n == 1 ? v : UINT64_MAX;
+}
+
+/* The least limit of a control group and the groups it is in. `group`: "/a/b", changed. */
+static uint64_t group_limit(const char *root, const char *mount, char *group, const char *file)
+{
+    uint64_t least = UINT64_MAX;
+    for (;;) {
+        char path[PATH_MAX];
+        int n = snprintf(path, sizeof path, "%s%s%s/%s", root, mount, group, file);
+        uint64_t limit = n > 0 && (size_t)n < sizeof path ? read_limit(path) : UINT64_MAX;
+        least = limit < least ? limit : least;
+        char *slash = strrchr(group, '/');
+        if (!slash)
+            return least;
+        *slash = 0;
+    }
+}
+
+uint64_t eng_memory_limit(const char *root)
+{
+    uint64_t least = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    char path[PATH_MAX], *line = NULL;
+    size_t cap = 0;
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    while (f && getline(&line, &cap, f) > 0) { /* HIERARCHY:CONTROLLERS:GROUP */
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group)
+            continue;
+        *group++ = 0;
+        uint64_t limit = UINT64_MAX;
+        if (!strcmp(controllers, ":"))
+            limit = group_limit(root, "/sys/fs/cgroup", group, "memory.max");
+        else if (!strcmp(controllers, ":memory")) /* version 1, still there on older systems */
+            limit = group_limit(root, "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
+        least = limit < least ? limit : least;
+    }
+    free(line);
+    if (f)
+        fclose(f);
+    return least;
+}
+
+/* ---- what is wanted --------------------------------------------------------------------------------------------- */
+
+int eng_memory_check(const eng_memory *m, uint32_t n_ctx, uint64_t limit, char *err, size_t errlen)
+{
+    uint64_t fixed = m->weights + m->scratch, per_token = m->kv_per_token + m->index_per_token;
+    uint64_t most = fixed < limit && per_token ? (limit - fixed) / per_token : 0;
+    if (n_ctx <= most)
+        return 0;
+    if (!most)
+        return eng_fail(err, errlen, -ENOMEM, "the model takes %.0f MiB (%.0f of weights), and there are %.0f MiB of memory", MIB(fixed),
+                        MIB(m->weights), MIB(limit));
+    return eng_fail(err, errlen, -ENOMEM,
+                    "a context of %" PRIu32
+                    " tokens takes %.0f MiB of keys and values and up to %.0f MiB of index, beside %.0f MiB of weights "
+                    "and %.0f MiB of scratch, and there are %.0f MiB of memory; the largest -c that fits is %" PRIu64,
+                    n_ctx, MIB(m->kv_per_token * (double)n_ctx), MIB(m->index_per_token * (double)n_ctx), MIB(m->weights), MIB(m->scratch),
+                    MIB(limit), most);
+}
