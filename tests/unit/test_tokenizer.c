@@ -32,7 +32,7 @@ static void split(const char *pre, const char *text, size_t len, words *ret)
 {
     eng_split *s;
     eng_split_scratch *scratch;
-    ck_assert_int_eq(eng_split_new(eng_split_find((eng_str){pre, strlen(pre)}), &s), 0);
+    ck_assert_int_eq(eng_split_new(eng_split_find((eng_str){pre, strlen(pre)}), false, &s), 0);
     ck_assert_int_eq(eng_split_scratch_new(s, &scratch), 0);
     *ret = (words){.base = text};
     ck_assert_int_eq(eng_split_each(s, scratch, text, len, take_word, ret), 0);
@@ -364,7 +364,7 @@ START_TEST(test_merge_against_naive)
                 right = t_uniform(&rng) < .5 || r == 1 ? 'a' + (int)(t_u64(&rng) % 4) : 256 + (int)(t_u64(&rng) % (uint64_t)(r - 1));
             } while (rank_of[left * 512 + right]);
             rank_of[left * 512 + right] = r;
-            eng_merges_add(m, left, right, 255 + r);
+            eng_merges_add(m, (uint32_t)r, left, right, 255 + r);
         }
         eng_merge_scratch scratch = {0};
         for (int k = 0; k < 100; k++) {
@@ -488,7 +488,7 @@ START_TEST(test_special_search)
                 if (entries[i].text.n <= len - at && !memcmp(entries[i].text.s, text + at, entries[i].text.n) &&
                     (!want || entries[i].text.n > want->text.n))
                     want = &entries[i];
-        const eng_special *got = eng_specials_find(&s, text, len, from, &got_at);
+        const eng_special *got = eng_specials_find(&s, text, len, from, &got_at, &(uint64_t){0});
         ck_assert_int_eq(got != NULL, want != NULL);
         if (got) {
             ck_assert_int_eq(got->id, want->id);
