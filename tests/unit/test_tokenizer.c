@@ -671,6 +671,19 @@ START_TEST(test_roles)
 }
 END_TEST
 
+/* GPT-OSS ends a message with <|end|>, and goes on; where there is no <|return|> and <|call|>, it ends the answer. */
+START_TEST(test_end_of_message)
+{
+    for (int harmony = 0; harmony < 2; harmony++) {
+        vocab v = {.pre = "gpt-4o", .more = {{"<|end|>", 3}, {harmony ? "<|return|>" : "x y", 3}, {"<|call|>", 3}}, .eos = 257};
+        ck_assert_msg(!load(&one, &v), "%s", one.err);
+        ck_assert_int_eq(eng_tokenizer_is_eog(one.tok, 256), !harmony);
+        ck_assert(eng_tokenizer_is_eog(one.tok, 257) && eng_tokenizer_is_eog(one.tok, 258));
+        unload(&one);
+    }
+}
+END_TEST
+
 static void expect_text(int id, bool special, const char *want, size_t n)
 {
     const char *s = NULL;
@@ -834,6 +847,7 @@ int main(void)
     tcase_add_test(c, test_no_control_from_text);
     tcase_add_test(c, test_bos_eos);
     tcase_add_test(c, test_roles);
+    tcase_add_test(c, test_end_of_message);
     tcase_add_test(c, test_text);
     tcase_add_test(c, test_refusals);
     tcase_add_test(c, test_vocab_size);
