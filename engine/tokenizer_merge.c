@@ -1,4 +1,5 @@
-/* Byte-pair merging of one word (Sennrich et al. 2016): a doubly linked list of symbols and a heap of the pairs that may merge.
+/* Byte-pair merging of one word (Sennrich et al. 2016): a doubly linked list of symbols and a heap of the pairs that may merge. A symbol's
+ * `merge` is where the table has its pair with the next one, or NONE.
  *
  * A heap entry is rank << 32 | index of the pair's left symbol. It is stale when the pair at that symbol is another one by now;
  * since symbols only grow, the same pair never comes back to the same place, so comparing ranks tells.
@@ -8,7 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#define NONE UINT32_MAX
+#define NONE ENG_NO_SYMBOL
 
 typedef struct {
     int32_t left, right, result; /* left < 0: free */
@@ -19,13 +20,6 @@ struct eng_merges {
     merge *table;
     size_t mask;
     unsigned shift;
-    uint32_t n;
-};
-
-struct eng_symbol {
-    int32_t id;
-    uint32_t prev, next;
-    uint32_t merge; /* in the table: of this symbol with the next one; NONE */
 };
 
 int eng_ids_push(eng_ids *ids, int32_t id)
@@ -83,29 +77,28 @@ static size_t slot_of(const eng_merges *m, int32_t left, int32_t right)
     return i;
 }
 
-void eng_merges_add(eng_merges *m, int32_t left, int32_t right, int32_t result)
+void eng_merges_add(eng_merges *m, uint32_t rank, int32_t left, int32_t right, int32_t result)
 {
     merge *slot = &m->table[slot_of(m, left, right)];
     if (slot->left < 0)
-        *slot = (merge){left, right, result, m->n};
-    m->n++;
+        *slot = (merge){left, right, result, rank};
 }
 
-static void heap_push(uint64_t *heap, size_t *n, uint64_t key)
+static void heap_push(uint64_t *heap, size_t *n, uint64_t key, uint64_t *work)
 {
     size_t i = (*n)++;
-    while (i && heap[(i - 1) / 2] > key) {
+    for (++*work; i && heap[(i - 1) / 2] > key; ++*work) {
         heap[i] = heap[(i - 1) / 2];
         i = (i - 1) / 2;
     }
     heap[i] = key;
 }
 
-static uint64_t heap_pop(uint64_t *heap, size_t *n)
+static uint64_t heap_pop(uint64_t *heap, size_t *n, uint64_t *work)
 {
     uint64_t top = heap[0], last = heap[--*n];
     size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < *n; i = child) {
+    for (size_t child; (++*work, child = 2 * i + 1) < *n; i = child) {
         if (child + 1 < *n && heap[child + 1] < heap[child])
             child++;
         if (heap[child] >= last)
@@ -117,23 +110,27 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n)
 }
 
 /* Looks up the pair that begins at symbol i, and queues it if it merges. */
-static void offer(const eng_merges *m, struct eng_symbol *sym, uint32_t i, uint64_t *heap, size_t *n)
+static void offer(const eng_merges *m, eng_merge_scratch *w, uint32_t i, size_t *n)
 {
+    eng_symbol *sym = w->symbols;
     uint32_t next = sym[i].next;
     sym[i].merge = NONE;
+    w->work++;
     if (next == NONE || sym[i].id < 0 || sym[next].id < 0)
         return;
     size_t slot = slot_of(m, sym[i].id, sym[next].id);
     if (m->table[slot].left < 0)
         return;
     sym[i].merge = (uint32_t)slot;
-    heap_push(heap, n, (uint64_t)m->table[slot].rank << 32 | i);
+    heap_push(w->heap, n, (uint64_t)m->table[slot].rank << 32 | i, &w->work);
 }
 
-static int reserve(eng_merge_scratch *w, size_t n)
+int eng_merge_reserve(eng_merge_scratch *w, size_t n)
 {
     if (n <= w->n_symbols)
         return 0;
+    if (n >= NONE)
+        return -E2BIG;
     n = n < 256 ? 256 : n;
     eng_merge_scratch_done(w); /* nothing in it is worth copying */
     w->symbols = malloc(n * sizeof *w->symbols);
@@ -151,24 +148,17 @@ void eng_merge_scratch_done(eng_merge_scratch *w)
 {
     free(w->symbols);
     free(w->heap);
-    *w = (eng_merge_scratch){0};
+    *w = (eng_merge_scratch){.work = w->work};
 }
 
-int eng_merges_apply(const eng_merges *m, eng_merge_scratch *w, const int32_t byte_id[256], const char *word, size_t n, eng_ids *out)
+void eng_merges_run(const eng_merges *m, eng_merge_scratch *w)
 {
-    if (n >= NONE)
-        return -E2BIG;
-    int r = reserve(w, n);
-    if (r < 0)
-        return r;
-    struct eng_symbol *sym = w->symbols;
+    eng_symbol *sym = w->symbols;
     size_t queued = 0;
-    for (uint32_t i = 0; i < n; i++)
-        sym[i] = (struct eng_symbol){byte_id[(unsigned char)word[i]], i ? i - 1 : NONE, i + 1 < n ? i + 1 : NONE, NONE};
-    for (uint32_t i = 0; i < n; i++)
-        offer(m, sym, i, w->heap, &queued);
+    for (uint32_t i = 0; i != NONE; i = sym[i].next)
+        offer(m, w, i, &queued);
     while (queued) {
-        uint64_t key = heap_pop(w->heap, &queued);
+        uint64_t key = heap_pop(w->heap, &queued, &w->work);
         uint32_t i = (uint32_t)key;
         if (sym[i].merge == NONE || m->table[sym[i].merge].rank != key >> 32)
             continue;
@@ -178,11 +168,22 @@ int eng_merges_apply(const eng_merges *m, eng_merge_scratch *w, const int32_t by
         if (sym[i].next != NONE)
             sym[sym[i].next].prev = i;
         sym[gone].merge = NONE;
-        offer(m, sym, i, w->heap, &queued);
+        offer(m, w, i, &queued);
         if (sym[i].prev != NONE)
-            offer(m, sym, sym[i].prev, w->heap, &queued);
+            offer(m, w, sym[i].prev, &queued);
     }
-    for (uint32_t i = n ? 0 : NONE; i != NONE; i = sym[i].next)
+}
+
+int eng_merges_apply(const eng_merges *m, eng_merge_scratch *w, const int32_t byte_id[256], const char *word, size_t n, eng_ids *out)
+{
+    int r = eng_merge_reserve(w, n);
+    if (r < 0 || !n)
+        return r;
+    eng_symbol *sym = w->symbols;
+    for (uint32_t i = 0; i < n; i++)
+        sym[i] = (eng_symbol){byte_id[(unsigned char)word[i]], i ? i - 1 : NONE, i + 1 < n ? i + 1 : NONE, NONE};
+    eng_merges_run(m, w);
+    for (uint32_t i = 0; i != NONE; i = sym[i].next)
         if (sym[i].id >= 0 && (r = eng_ids_push(out, sym[i].id)) < 0)
             return r;
     return 0;

@@ -53,12 +53,12 @@ static size_t bound(const eng_special *sorted, size_t lo, size_t hi, size_t dept
 }
 
 /* The entries that agree with the text so far are a range; each byte of the text narrows it. */
-static const eng_special *longest(const eng_specials *s, const char *text, size_t len)
+static const eng_special *longest(const eng_specials *s, const char *text, size_t len, uint64_t *work)
 {
     const eng_special *best = NULL;
     unsigned char b = (unsigned char)text[0];
     size_t lo = s->first[b], hi = s->first[b + 1];
-    for (size_t depth = 1; lo < hi; depth++) {
+    for (size_t depth = 1; lo < hi; depth++, ++*work) {
         if (s->sorted[lo].text.n == depth)
             best = &s->sorted[lo++]; /* a prefix sorts before what it begins */
         if (depth == len)
@@ -70,15 +70,15 @@ static const eng_special *longest(const eng_specials *s, const char *text, size_
     return best;
 }
 
-const eng_special *eng_specials_find(const eng_specials *s, const char *text, size_t len, size_t from, size_t *ret_at)
+const eng_special *eng_specials_find(const eng_specials *s, const char *text, size_t len, size_t from, size_t *ret_at, uint64_t *work)
 {
     if (!s->n)
         return NULL;
-    for (size_t i = from; i < len; i++) {
+    for (size_t i = from; i < len; i++, ++*work) {
         unsigned char b = (unsigned char)text[i];
         if (s->first[b] == s->first[b + 1])
             continue;
-        const eng_special *found = longest(s, text + i, len - i);
+        const eng_special *found = longest(s, text + i, len - i, work);
         if (found) {
             *ret_at = i;
             return found;

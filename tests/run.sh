@@ -67,9 +67,11 @@ suites() {
 heading packages
 sh deploy/install_packages.sh check libsubunit-dev python3-venv clang libclang-rt-14-dev || { broken "packages cannot be installed"; finish; }
 
-heading "demo model"
-RETRIEVALD_SMOLLM2=$(sh deploy/fetch_model.sh) || { broken "the model cannot be fetched"; finish; }
-export RETRIEVALD_SMOLLM2
+heading models
+RETRIEVALD_SMOLLM2=$(sh deploy/fetch_model.sh) || { broken "the demo model cannot be fetched"; finish; }
+RETRIEVALD_QWEN05=$(sh deploy/fetch_model.sh qwen05) || broken "qwen05 cannot be fetched"
+RETRIEVALD_GEMMA3=$(sh deploy/fetch_model.sh gemma3) || broken "gemma3 cannot be fetched"
+export RETRIEVALD_SMOLLM2 RETRIEVALD_QWEN05 RETRIEVALD_GEMMA3
 
 build build || { broken "the release build"; finish; }
 build build-asan -Db_sanitize=address,undefined -Dbuildtype=debugoptimized || broken "the sanitizer build"

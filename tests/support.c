@@ -1,5 +1,6 @@
 #include "support.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,20 @@ const char *t_smollm2(void)
 {
     const char *p = getenv("RETRIEVALD_SMOLLM2");
     return p && *p ? p : NULL;
+}
+
+const char *t_model(const char *name)
+{
+    char key[64] = "RETRIEVALD_";
+    size_t n = strlen(key);
+    for (const char *c = name; *c && n + 1 < sizeof key; c++)
+        key[n++] = (char)toupper((unsigned char)*c);
+    key[n] = 0;
+    const char *p = getenv(key);
+    if (p && *p)
+        return p;
+    printf("SKIP: %s does not name the model file of %s\n", key, name);
+    return NULL;
 }
 
 char *t_read(const char *path, size_t *ret_n)

@@ -12,6 +12,8 @@ const char *t_path(const char *relative);
 
 /* The SmolLM2 GGUF, from $RETRIEVALD_SMOLLM2; NULL when it is not set (the test then prints that it is skipped, and why). */
 const char *t_smollm2(void);
+/* The GGUF of "qwen05", "gemma3" or "smollm2", from $RETRIEVALD_QWEN05 and so on; NULL when it is not set, having printed SKIP and why. */
+const char *t_model(const char *name);
 
 char *t_read(const char *path, size_t *ret_n);          /* NUL-terminated; free it */
 /* All lines of a .jsonl file as one cJSON array; cJSON_Delete it. */
