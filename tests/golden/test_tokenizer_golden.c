@@ -202,7 +202,10 @@ START_TEST(test_random_unicode_round_trip)
         char text[1024], want[1024];
         size_t len = 0, k = 0, n, m, chars = 1 + (size_t)(t_u64(&rng) % 200);
         for (size_t i = 0; i < chars; i++)
-            len += put_char(text + len, random_char(&rng));
+            if (round % 4 == 3) /* bytes, which are rarely Unicode */
+                text[len++] = (char)t_u64(&rng);
+            else
+                len += put_char(text + len, random_char(&rng));
         for (size_t i = 0; i < len; i++)
             if (model != models || !has_no_token(text[i]))
                 want[k++] = text[i];
@@ -216,7 +219,7 @@ START_TEST(test_random_unicode_round_trip)
 }
 END_TEST
 
-/* Ten million bytes: the work of each, counted, is a constant times the tenth of it, but for the heap's logarithm. */
+/* The work of ten million bytes (of the last two, one), counted, is ten times that of a tenth, but for the heap's logarithm. */
 START_TEST(test_work_is_linear)
 {
     enum { N = 10000000 };
@@ -228,12 +231,13 @@ START_TEST(test_work_is_linear)
         uint64_t work[2];
         for (int i = 0; i < 2; i++) {
             int32_t *ids;
-            size_t n, m = i ? N : N / 10;
+            size_t n, m = (u < 2 ? N : N / 10) / (i ? 1 : 10);
             ck_assert_int_eq(eng_tokenizer_encode_counted(tok, text, m, ENG_TOK_PARSE_SPECIAL, &ids, &n, &work[i]), 0);
             free(ids);
         }
-        ck_assert_msg(work[0] > N / 20 && work[1] < 15 * work[0] && work[1] < (uint64_t)100 * N, "%s: '%s': %llu steps, then %llu",
-                      model->name, units[u], (unsigned long long)work[0], (unsigned long long)work[1]);
+        uint64_t most = u < 2 ? N : N / 10;
+        ck_assert_msg(work[0] > most / 20 && work[1] < 15 * work[0] && work[1] < 100 * most, "%s: '%s': %llu steps, then %llu", model->name,
+                      units[u], (unsigned long long)work[0], (unsigned long long)work[1]);
     }
     free(text);
 }
