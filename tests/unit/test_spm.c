@@ -269,7 +269,7 @@ static size_t merge_naively(const token *tokens, size_t n, const char *word, int
         float best = 0;
         for (size_t i = 0; i + 1 < m; i++) {
             char joined[128];
-            snprintf(joined, sizeof joined, "%s%s", parts[i], parts[i + 1]);
+            strcat(strcpy(joined, parts[i]), parts[i + 1]);
             for (size_t k = 0; k < n; k++)
                 if (!strcmp(tokens[k].text, joined) && (at == m || tokens[k].score > best)) {
                     best = tokens[k].score;
