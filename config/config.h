@@ -31,6 +31,7 @@ typedef struct {
     uint32_t attn_top_k;      /* --attn-top-k; 0: dynamic */
     double attn_beta;         /* --attn-beta */
     uint32_t attn_k_max;      /* --attn-k-max */
+    char *estimate;           /* --estimate on|off */
     uint32_t n_sink, n_local; /* --n-sink, --n-local */
     /* sampling defaults */
     double temp, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;

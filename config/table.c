@@ -11,6 +11,7 @@
 
 static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", NULL};
 static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
+static const char *const switches[] = {"on", "off", NULL};
 static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
 static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
@@ -79,6 +80,8 @@ const cfg_row cfg_table[] = {
      "with attn-top-k 0: keys whose score is at least the best one less this are retrieved"},
     {ATTENTION, "attn-k-max", NULL, RETRIEVES, true, CFG_T_U32, FIELD(attn_k_max), "1024", 1, MAX_TOKENS, NULL, "N",
      "with attn-top-k 0: at most this many keys for each query head"},
+    {ATTENTION, "estimate", NULL, RETRIEVES, true, CFG_T_CHOICE, FIELD(estimate), "on", ANY_LENGTH, switches, "MODE",
+     "with attention flat or auto: estimate what the keys that are not read would add"},
     {ATTENTION, "n-sink", NULL, RETRIEVES, true, CFG_T_U32, FIELD(n_sink), "128", 0, MAX_TOKENS, NULL, "N", "first tokens that are always read"},
     {ATTENTION, "n-local", NULL, RETRIEVES, true, CFG_T_U32, FIELD(n_local), "512", 1, MAX_TOKENS, NULL, "N", "last tokens that are always read"},
 

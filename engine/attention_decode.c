@@ -1,10 +1,14 @@
-/* Decode attention: window and retrieved keys, each as partial softmaxes, merged exactly (arXiv 2409.10516 section 3.3).
+/* Decode attention: window and retrieved keys, each as partial softmaxes, merged exactly (arXiv 2409.10516 section 3.3), with an estimate
+ * of the rest.
+ *
+ * With the estimate on, a segment is searched by its codes once all its heads have them; until then, and where too little of it is visible,
+ * it is attended densely, which is exact.
  *
  * Three pool jobs per layer:
- *   dense   (KV head, block of 512 positions) -> (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's arithmetic does
- *           not see where segments meet, so `full` gives the same bits over one segment or many.
- *   search  (KV head, range) -> hits for the group, by scan or graph; the dense maximum is the floor of a dynamic budget.
- *   merge   (query head) -> the budget over all ranges at once, attention over the hits, then everything merged.
+ *   dense   (KV head, block of 512 positions) -> (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's arithmetic
+ * does not see where segments meet, so `full` gives the same bits over one segment or many. search  (KV head, range) -> hits for the group,
+ * by codes, scan or graph; the dense maximum is the floor of a dynamic budget. merge   (query head) -> the budget over all ranges at once,
+ * attention over the hits, the estimate, then everything merged.
  */
 #include "attention_private.h"
 
@@ -14,9 +18,10 @@
 #include <string.h>
 
 enum {
-    RANGE_MIN = 4096,           /* keys that are worth a search task of their own */
-    GRAPH_MIN = 1024,           /* fewer visible keys in a segment: a scan costs less than walking to them */
-    AUTO_GRAPH_MIN = 262144,    /* where `auto` begins to trust a graph to cost less than a scan (engine/README.md) */
+    RANGE_MIN = 4096,        /* keys that are worth a search task of their own */
+    GRAPH_MIN = 1024,        /* fewer visible keys in a segment: a scan costs less than walking to them */
+    CODES_MIN = 512,         /* fewer: not worth the scan of a whole run of codes */
+    AUTO_GRAPH_MIN = 262144, /* where `auto` begins to trust a graph to cost less than a scan (engine/README.md) */
 };
 
 void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
@@ -48,6 +53,9 @@ static bool retrieves(const eng_attn *a)
 
 void attn_decode_free(eng_attn *a)
 {
+    attn_estimate_free(a);
+    free(a->coded);
+    a->coded = NULL;
     free(a->ranges);
     free(a->hits);
     free(a->hit_memory);
@@ -101,21 +109,27 @@ static int plan_ranges(eng_attn *a, const eng_view *view)
     for (uint32_t i = 0; i < n_sealed; i++) {
         const eng_span *s = &view->spans[i];
         uint32_t lo = s->lo > a->policy.n_sink ? s->lo : a->policy.n_sink;
+        uint32_t begin = a->n_ranges;
         for (bool first = true; lo < s->hi; first = false) {
             uint32_t hi = s->hi - lo > size + size / 2 ? lo + size : s->hi;
-            a->ranges[a->n_ranges++] = (attn_range){i, lo, hi, first};
+            a->ranges[a->n_ranges] = (attn_range){.span = i, .lo = lo, .hi = hi, .first = first, .part = a->n_ranges - begin};
+            a->n_ranges++;
             lo = hi;
         }
+        for (uint32_t j = begin; j < a->n_ranges; j++)
+            a->ranges[j].parts = a->n_ranges - begin;
         if (s->seg->n > a->max_span)
             a->max_span = s->seg->n;
     }
     return 0;
 }
 
-/* Most hits one range can return for a head: the first of a span may answer for all of it. */
+/* Most hits one range can return for a head: the first of a span may answer for all of it, and codes are shared out by whole runs. */
 static uint32_t range_cap(const eng_attn *a, const eng_view *view, const attn_range *r)
 {
-    uint32_t n = (r->first ? view->spans[r->span].hi : r->hi) - r->lo;
+    const eng_span *s = &view->spans[r->span];
+    uint32_t n = (r->first ? s->hi : r->hi) - r->lo, coded = s->seg->n / r->parts + IDX_PART_SLACK + 1;
+    n = n > coded ? n : coded;
     return n < a->k_cap ? n : a->k_cap;
 }
 
@@ -127,17 +141,19 @@ static int alloc_hits(eng_attn *a, const eng_view *view)
     if (!a->n_ranges)
         return 0;
     a->hits = calloc(heads * a->n_ranges * group, sizeof *a->hits);
-    a->hit_memory = malloc(heads * group * per_head * (sizeof(uint32_t) + sizeof(float)));
+    a->hit_memory = malloc(heads * group * per_head * 2 * (sizeof(uint32_t) + sizeof(float)));
     a->searched = malloc(heads * a->n_ranges);
     if (!a->hits || !a->hit_memory || !a->searched)
         return -ENOMEM;
-    uint32_t *ids = a->hit_memory;
-    float *scores = (float *)(ids + heads * group * per_head);
+    uint32_t *ids = a->hit_memory, *clusters = ids + heads * group * per_head;
+    float *scores = (float *)(clusters + heads * group * per_head), *scanned = scores + heads * group * per_head;
     for (size_t i = 0; i < heads * a->n_ranges * group; i++) {
         uint32_t cap = range_cap(a, view, &a->ranges[i / group % a->n_ranges]);
-        a->hits[i] = (attn_hits){ids, scores, 0};
+        a->hits[i] = (attn_hits){ids, scores, 0, clusters, scanned};
         ids += cap;
         scores += cap;
+        clusters += cap;
+        scanned += cap;
     }
     for (uint32_t i = 0; i < a->n_workers; i++) {
         attn_worker *w = &a->workers[i];
@@ -146,7 +162,8 @@ static int alloc_hits(eng_attn *a, const eng_view *view)
         w->lists = malloc(a->n_ranges * sizeof *w->lists);
         if (!w->all || !w->all_ids || !w->lists)
             return -ENOMEM;
-        int r = idx_scratch_new(a->max_span, a->shape->head_dim, a->shape->group, a->k_cap < a->max_span ? a->k_cap : a->max_span, &w->search);
+        int r =
+            idx_scratch_new(a->max_span, a->shape->head_dim, a->shape->group, a->k_cap < a->max_span ? a->k_cap : a->max_span, &w->search);
         if (r < 0)
             return r;
     }
@@ -160,6 +177,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->policy = *policy;
     a->k_cap = policy->top_k ? policy->top_k : policy->k_max;
     a->max_span = 0;
+    a->estimates = policy->estimate && (policy->mode == ENG_ATTN_FLAT || policy->mode == ENG_ATTN_AUTO);
     uint32_t dense = policy->mode == ENG_ATTN_FULL ? max_keys : policy->n_sink + policy->n_local + delta_cap;
     for (uint32_t i = 0; i < a->shape->n_layer; i++) {
         uint32_t window = eng_kv_window(a->shape, i);
@@ -167,9 +185,12 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
         dense = window > dense ? window : dense;
     }
     a->max_blocks = dense / ATTN_BLOCK + 4; /* two stretches, each with a ragged block at both ends */
+    if (a->estimates)
+        a->max_blocks = max_keys / ATTN_BLOCK + 2 * view->n_spans + 4; /* a stretch per span that has no codes yet */
     size_t parts = (size_t)a->max_blocks * a->n_head;
     a->step.blocks = malloc(a->max_blocks * sizeof *a->step.blocks);
     a->sliding.blocks = malloc(a->max_blocks * sizeof *a->sliding.blocks);
+    a->coded = calloc(view->n_spans, 1);
     a->dense_o = aligned_alloc(64, (parts * d * sizeof(float) + 63) & ~(size_t)63);
     a->dense_m = malloc(parts * sizeof(float));
     a->dense_l = malloc(parts * sizeof(float));
@@ -180,7 +201,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     size_t n_seeds = (size_t)a->shape->n_layer * a->n_head * ATTN_SEEDS;
     a->seeds = malloc(n_seeds * sizeof *a->seeds);
     a->local_seeds = malloc((size_t)a->n_workers * a->shape->group * ATTN_SEEDS * sizeof *a->local_seeds);
-    if (!a->step.blocks || !a->sliding.blocks || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
+    if (!a->step.blocks || !a->sliding.blocks || !a->coded || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
         !a->local_seeds)
         return -ENOMEM;
     memset(a->seeds, 0xff, n_seeds * sizeof *a->seeds);
@@ -192,7 +213,11 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     if (!retrieves(a))
         return 0;
     int r = plan_ranges(a, view);
-    return r < 0 ? r : alloc_hits(a, view);
+    if (r == 0)
+        r = alloc_hits(a, view);
+    if (r == 0 && a->estimates && a->n_ranges)
+        r = attn_estimate_setup(a, view);
+    return r;
 }
 
 /* ---- one step --------------------------------------------------------------------------------------------------- */
@@ -210,25 +235,46 @@ static void add_blocks(attn_plan *p, uint32_t lo, uint32_t hi)
     }
 }
 
+/* Which spans are searched by their codes, and what must be read densely for want of them. */
+static void plan_codes(eng_attn *a, const eng_view *view)
+{
+    uint32_t lo, hi;
+    for (uint32_t i = 0; i + 1 < view->n_spans; i++) {
+        attn_visible(a, &view->spans[i], &lo, &hi);
+        a->coded[i] = lo < hi && hi - lo >= CODES_MIN && a->policy.mode != ENG_ATTN_GRAPH && eng_segment_coded(view->spans[i].seg);
+    }
+    if (!a->estimates || !a->n_ranges)
+        return;
+    attn_estimate_step(a, view);
+    for (uint32_t i = 0; i + 1 < view->n_spans; i++) {
+        attn_visible(a, &view->spans[i], &lo, &hi);
+        if (!a->coded[i])
+            add_blocks(&a->step, lo, hi);
+    }
+}
+
 void eng_attn_step(eng_attn *a, const eng_view *view, uint32_t n_keys)
 {
     const eng_attention *p = &a->policy;
     uint32_t local = n_keys > p->n_local ? n_keys - p->n_local : 0; /* where the window's recent part begins */
-    uint32_t sink = p->n_sink < n_keys ? p->n_sink : n_keys;
+    uint32_t sink = p->n_sink < n_keys ? p->n_sink : n_keys, delta = view->spans[view->n_spans - 1].lo;
     a->n_keys = n_keys;
     a->step = (attn_plan){.blocks = a->step.blocks};
-    if (retrieves(a) && view->spans[view->n_spans - 1].lo < local)
-        local = view->spans[view->n_spans - 1].lo; /* what is not sealed yet is attended densely */
+    if (a->estimates && local < delta)
+        local -= local % ATTN_LOCAL_STEP;
+    if (retrieves(a) && delta < local)
+        local = delta; /* what is not sealed yet is attended densely */
     if (p->mode == ENG_ATTN_FULL || local <= sink) {
         add_blocks(&a->step, 0, n_keys);
         return;
     }
     add_blocks(&a->step, 0, sink);
-    add_blocks(&a->step, local, n_keys);
     if (retrieves(a)) {
         a->step.retrieve_lo = sink;
         a->step.retrieve_hi = local;
+        plan_codes(a, view);
     }
+    add_blocks(&a->step, local, n_keys);
 }
 
 /* A sliding layer reads its own window, whatever the mode. */
@@ -269,8 +315,8 @@ static void dense_task(void *ctx, uint32_t task, uint32_t worker)
     for (uint32_t pos = lo, i = first; pos < hi; i++) {
         const eng_span *sp = &a->view->spans[i];
         uint32_t end = sp->hi < hi ? sp->hi : hi;
-        k->pv[shape->type_v](o, s + (pos - lo), ATTN_BLOCK, group, eng_segment_v(sp->seg, a->layer, head, pos - sp->seg->start), shape->row_v,
-                             end - pos, d);
+        k->pv[shape->type_v](o, s + (pos - lo), ATTN_BLOCK, group, eng_segment_v(sp->seg, a->layer, head, pos - sp->seg->start),
+                             shape->row_v, end - pos, d);
         pos = end;
     }
 }
@@ -278,7 +324,7 @@ static void dense_task(void *ctx, uint32_t task, uint32_t worker)
 static idx_index *usable_graph(const eng_attn *a, const eng_span *s, uint32_t head, uint32_t visible)
 {
     idx_index *ix = s->seg->index[a->layer * a->shape->n_head_kv + head];
-    if (!ix || a->policy.mode == ENG_ATTN_FLAT || visible < GRAPH_MIN)
+    if (!ix || a->policy.mode == ENG_ATTN_FLAT || a->estimates || visible < GRAPH_MIN)
         return NULL;
     return a->policy.mode == ENG_ATTN_GRAPH || visible >= AUTO_GRAPH_MIN ? ix : NULL;
 }
@@ -294,12 +340,41 @@ static uint32_t collect_seeds(const eng_attn *a, const eng_segment *seg, uint32_
     return n;
 }
 
+static void keep_hits(attn_hits *to, const idx_hits *from, uint32_t group, bool codes)
+{
+    for (uint32_t g = 0; g < group; g++) {
+        memcpy(to[g].ids, from[g].ids, from[g].n * sizeof *to[g].ids);
+        memcpy(to[g].scores, from[g].scores, from[g].n * sizeof *to[g].scores);
+        if (codes) {
+            memcpy(to[g].clusters, from[g].clusters, from[g].n * sizeof *to[g].clusters);
+            memcpy(to[g].scanned, from[g].scanned, from[g].n * sizeof *to[g].scanned);
+        }
+        to[g].n = from[g].n;
+    }
+}
+
+/* Searches the part of a span that belongs to a range by its codes; q has the whole visible part. */
+static int search_codes(eng_attn *a, attn_worker *w, uint32_t task, const idx_rows *keys, const idx_query *q, idx_hits **ret)
+{
+    uint32_t head = task / a->n_ranges, group = a->shape->group, first, end;
+    const attn_range *r = &a->ranges[task % a->n_ranges];
+    const idx_index *ix = a->view->spans[r->span].seg->codes[a->layer * a->shape->n_head_kv + head];
+    float m[1024];
+    idx_codes_part(ix, q->lo, q->hi, r->part, r->parts, &first, &end);
+    if (!a->estimates)
+        return idx_codes_scan(ix, keys, q, first, end, w->search, NULL, 0, m, ret);
+    a->clusters[task] = (struct attn_clusters){first, end};
+    return idx_codes_scan(ix, keys, q, first, end, w->search,
+                          a->weights + (size_t)head * group * a->n_clusters + a->cluster_base[r->span] + first, a->n_clusters,
+                          a->m_ref + (size_t)task * group, ret);
+}
+
 static void search_task(void *ctx, uint32_t task, uint32_t worker)
 {
     eng_attn *a = ctx;
     const eng_kv_shape *shape = a->shape;
     attn_worker *w = &a->workers[worker];
-    uint32_t head = task / a->n_ranges, group = shape->group;
+    uint32_t head = task / a->n_ranges, group = shape->group, span_lo, span_hi;
     const attn_range *r = &a->ranges[task % a->n_ranges];
     const eng_span *span = &a->view->spans[r->span];
     eng_segment *seg = span->seg;
@@ -308,14 +383,17 @@ static void search_task(void *ctx, uint32_t task, uint32_t worker)
 
     for (uint32_t g = 0; g < group; g++)
         hits[g].n = 0;
-    a->searched[task] = 0;
-    uint32_t span_lo = span->lo > a->plan->retrieve_lo ? span->lo : a->plan->retrieve_lo;
-    uint32_t span_hi = span->hi < a->plan->retrieve_hi ? span->hi : a->plan->retrieve_hi;
+    a->searched[task] = ATTN_NOT;
+    attn_visible(a, span, &span_lo, &span_hi);
     uint32_t lo = r->lo > span_lo ? r->lo : span_lo, hi = r->hi < span_hi ? r->hi : span_hi;
-    idx_index *ix = span_hi > span_lo ? usable_graph(a, span, head, span_hi - span_lo) : NULL;
-    if (ix) {
-        if (!r->first)
-            return;
+    bool codes = a->coded[r->span];
+    if (a->estimates && !codes)
+        return; /* read densely */
+    idx_index *ix = !codes && span_hi > span_lo ? usable_graph(a, span, head, span_hi - span_lo) : NULL;
+    if (ix && !r->first)
+        return;
+    if (ix || codes) {
+        lo = span_lo;
         hi = span_hi;
     }
     if (lo >= hi)
@@ -335,14 +413,10 @@ static void search_task(void *ctx, uint32_t task, uint32_t worker)
     if (q.budget.top_k > hi - lo)
         q.budget.top_k = hi - lo;
     idx_hits *found;
-    if (idx_search(ix, &keys, &q, w->search, &found, NULL) < 0)
+    if ((codes ? search_codes(a, w, task, &keys, &q, &found) : idx_search(ix, &keys, &q, w->search, &found, NULL)) < 0)
         return; /* only for shapes that setup did not plan: never */
-    for (uint32_t g = 0; g < group; g++) {
-        memcpy(hits[g].ids, found[g].ids, found[g].n * sizeof *hits[g].ids);
-        memcpy(hits[g].scores, found[g].scores, found[g].n * sizeof *hits[g].scores);
-        hits[g].n = found[g].n;
-    }
-    a->searched[task] = ix ? 2 : 1;
+    keep_hits(hits, found, group, codes);
+    a->searched[task] = codes ? ATTN_CODES : ix ? ATTN_GRAPH : ATTN_SCAN;
 }
 
 /* Applies the budget to all hits of a head at once; drops the rest in place. Returns how many stay. */
@@ -380,6 +454,8 @@ static uint32_t apply_budget(const eng_attn *a, attn_worker *w, uint32_t head, a
                 continue;
             n_equal -= h->scores[j] == least;
             h->ids[kept] = h->ids[j];
+            h->clusters[kept] = h->clusters[j];
+            h->scanned[kept] = h->scanned[j];
             h->scores[kept++] = h->scores[j];
         }
         h->n = kept;
@@ -414,32 +490,37 @@ static void keep_seeds(eng_attn *a, uint32_t head, attn_hits **hits)
         to[n] = UINT32_MAX;
 }
 
-/* Attention over what was retrieved for one query head. */
+/* Attention over what was retrieved for one query head, and the estimate of what was not. */
 static eng_partial retrieved_part(eng_attn *a, attn_worker *w, uint32_t head, uint32_t *ret_n)
 {
     const eng_kernels *k = a->k;
     const eng_kv_shape *shape = a->shape;
     uint32_t head_kv = head / shape->group;
     attn_hits **hits = w->lists;
-    eng_partial part = {-INFINITY, 0, a->retrieved_o + (size_t)head * shape->head_dim};
+    float *o = a->retrieved_o + (size_t)head * shape->head_dim;
+    eng_partial part = {-INFINITY, 0, o};
     for (uint32_t i = 0; i < a->n_ranges; i++)
         hits[i] = &a->hits[((size_t)head_kv * a->n_ranges + i) * shape->group + head % shape->group];
     *ret_n = apply_budget(a, w, head, hits);
-    if (!*ret_n)
-        return part;
-    keep_seeds(a, head, hits);
+    if (*ret_n && a->policy.mode != ENG_ATTN_FLAT && !a->estimates)
+        keep_seeds(a, head, hits);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
+        size_t task = (size_t)head_kv * a->n_ranges + i;
         float m = k->max(hits[i]->scores, hits[i]->n);
+        if (a->estimates && a->searched[task] == ATTN_CODES && a->m_ref[task * shape->group + head % shape->group] > m)
+            m = a->m_ref[task * shape->group + head % shape->group];
         part.m = m > part.m ? m : part.m;
     }
-    float *o = a->retrieved_o + (size_t)head * shape->head_dim;
     memset(o, 0, shape->head_dim * sizeof *o);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
-        if (!hits[i]->n)
-            continue;
-        part.l += k->softmax(hits[i]->scores, hits[i]->n, part.m);
-        k->pv_gather[shape->type_v](o, hits[i]->scores, hits[i]->ids, hits[i]->n,
-                                    eng_segment_v(a->view->spans[a->ranges[i].span].seg, a->layer, head_kv, 0), shape->row_v, shape->head_dim);
+        if (hits[i]->n)
+            part.l += k->softmax(hits[i]->scores, hits[i]->n, part.m);
+        if (a->estimates && a->searched[(size_t)head_kv * a->n_ranges + i] == ATTN_CODES)
+            part.l += attn_estimate_add(a, w, head, i, part.m, o);
+        if (hits[i]->n)
+            k->pv_gather[shape->type_v](o, hits[i]->scores, hits[i]->ids, hits[i]->n,
+                                        eng_segment_v(a->view->spans[a->ranges[i].span].seg, a->layer, head_kv, 0), shape->row_v,
+                                        shape->head_dim);
     }
     return part;
 }
@@ -454,8 +535,7 @@ static void merge_task(void *ctx, uint32_t head, uint32_t worker)
         w->parts[b] = (eng_partial){a->dense_m[i], a->dense_l[i], a->dense_o + i * d};
     }
     w->parts[a->plan->n_blocks] = a->plan->retrieve_hi > a->plan->retrieve_lo ? retrieved_part(a, w, head, &n_retrieved) : (eng_partial){0};
-    w->parts[a->plan->n_blocks + 1] = (eng_partial){0}; /* the estimate of what is neither in the window nor retrieved (design section 6) */
-    eng_partial_merge(a->out + (size_t)head * d, w->parts, a->plan->n_blocks + 2, d);
+    eng_partial_merge(a->out + (size_t)head * d, w->parts, a->plan->n_blocks + 1, d);
     a->attended[head] = a->plan->n_dense + n_retrieved;
 }
 
@@ -478,10 +558,12 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
                 a->floor[h] = m > a->floor[h] ? m : a->floor[h];
             }
         }
+        if (a->estimates && a->n_cuts)
+            attn_estimate_cuts(a);
         eng_pool_run(a->pool, search_task, a, a->n_ranges * shape->n_head_kv);
         for (uint32_t i = 0; i < a->n_ranges * shape->n_head_kv; i++) {
-            a->counts.n_flat += a->searched[i] == 1;
-            a->counts.n_graph += a->searched[i] == 2;
+            a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
+            a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
         }
     }
     eng_pool_run(a->pool, merge_task, a, a->n_head);

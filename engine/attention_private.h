@@ -1,4 +1,4 @@
-/* Shared by attention_prefill.c and attention_decode.c. */
+/* Shared by attention_prefill.c, attention_decode.c and attention_estimate.c. */
 #ifndef RETRIEVALD_ATTENTION_PRIVATE_H
 #define RETRIEVALD_ATTENTION_PRIVATE_H
 
@@ -8,19 +8,32 @@ enum {
     ATTN_TILE = 64,     /* keys of a prefill tile: cut at absolute multiples */
     ATTN_BLOCK = 512,   /* keys of a dense decode part: likewise */
     ATTN_SEEDS = 8,     /* hits of a query head that seed its next search */
+    ATTN_LOCAL_STEP = 64, /* where the window moves over a segment with codes: in steps, since each makes sums anew */
 };
+
+/* How a range was searched. */
+enum { ATTN_NOT, ATTN_SCAN, ATTN_GRAPH, ATTN_CODES };
 
 /* A stretch of retrievable keys that one task searches. */
 typedef struct {
     uint32_t span, lo, hi;  /* positions */
     bool first;             /* of its span: takes the whole span when a graph answers */
+    uint32_t part, parts;   /* of its span: which clusters are its own when codes answer */
 } attn_range;
+
+/* A run of codes that the visible part of a span cuts. */
+typedef struct {
+    uint32_t span;
+    idx_cut cut;            /* of one (layer, KV head): cut.hi == 0: not made yet */
+} attn_cut;
 
 /* Hits of one (KV head, range, query head). */
 typedef struct {
     uint32_t *ids;          /* rows of the segment */
     float *scores;
     uint32_t n;
+    uint32_t *clusters;     /* codes: as in idx_hits */
+    float *scanned;
 } attn_hits;
 
 /* What one query of a layer reads: dense blocks, and what lies between for retrieval. */
@@ -41,6 +54,9 @@ typedef struct {
     attn_hits **lists;          /* [range] of one query head */
     eng_partial *parts;
     idx_scratch *search;
+    uint32_t *taken;            /* [n_clusters], zero between uses */
+    float *coef;                /* of the hits of a range */
+    idx_cut *cuts;              /* [max_cuts], of one span */
 } attn_worker;
 
 struct eng_attn {
@@ -63,9 +79,23 @@ struct eng_attn {
     float *scaled;              /* queries / sqrt(d) */
     float *retrieved_o;         /* [n_head][d] */
     uint32_t *attended;         /* [n_head] of this layer */
-    uint8_t *searched;          /* [head_kv][range]: 0 not, 1 flat, 2 graph */
+    uint8_t *searched;          /* [head_kv][range]: ATTN_... */
     uint32_t *seeds;            /* [layer][n_head][ATTN_SEEDS] positions, ~0: none */
     uint32_t *local_seeds;      /* [worker][group * ATTN_SEEDS] */
+    uint8_t *coded;             /* [span]: whether codes serve it; read from the segments at the beginning of a step */
+
+    /* decode: the estimate (attention_estimate.c) */
+    bool estimates;
+    uint32_t n_clusters;        /* of all spans, at most */
+    uint32_t *cluster_base;     /* [span]: number of its first */
+    float *weights;             /* [head_kv][group][n_clusters] */
+    float *m_ref;               /* [head_kv][range][group] */
+    struct attn_clusters { uint32_t first, end; } *clusters; /* [head_kv][range] that were scanned */
+    uint32_t max_cuts, cut_clusters; /* most clusters of a run */
+    attn_cut *cuts;             /* [layer][head_kv][max_cuts] */
+    void *cut_memory;
+    attn_cut *wanted;           /* [max_cuts]: this step's */
+    uint32_t n_cuts;
 
     /* decode: this step */
     attn_plan step, sliding;    /* of ordinary layers; of the sliding layer at hand */
@@ -81,5 +111,21 @@ struct eng_attn {
 };
 
 void attn_decode_free(eng_attn *a);
+
+/* Bounds of the visible rows of a span for retrieval; empty: lo >= hi. */
+static inline void attn_visible(const eng_attn *a, const eng_span *s, uint32_t *ret_lo, uint32_t *ret_hi)
+{
+    *ret_lo = s->lo > a->step.retrieve_lo ? s->lo : a->step.retrieve_lo;
+    *ret_hi = s->hi < a->step.retrieve_hi ? s->hi : a->step.retrieve_hi;
+}
+
+/* attention_estimate.c */
+int attn_estimate_setup(eng_attn *a, const eng_view *view);
+void attn_estimate_free(eng_attn *a);
+/* Which runs the visible part of the coded spans cuts in this step. A span for which there is no room is not coded, then. */
+void attn_estimate_step(eng_attn *a, const eng_view *view);
+void attn_estimate_cuts(eng_attn *a); /* makes the cuts of this layer that are not made yet */
+/* Adds the estimate of range i for a query head to o, in units of exp(m): takes the hits' share off their scores, which are softmaxed already. Returns l. */
+float attn_estimate_add(eng_attn *a, attn_worker *w, uint32_t head, uint32_t range, float m, float *o);
 
 #endif

@@ -14,7 +14,7 @@ static const char *const mode_names[] = {"full", "streaming", "flat", "graph", "
 
 eng_attention eng_attention_default(void)
 {
-    return (eng_attention){.mode = ENG_ATTN_AUTO, .n_sink = 128, .n_local = 512, .top_k = 0, .beta = 8, .k_max = 1024};
+    return (eng_attention){.mode = ENG_ATTN_AUTO, .n_sink = 128, .n_local = 512, .top_k = 0, .beta = 8, .k_max = 1024, .estimate = true};
 }
 
 const char *eng_attn_mode_name(eng_attn_mode m)

@@ -25,7 +25,7 @@ typedef enum {
     ENG_ATTN_STREAMING, /* the window alone: first n_sink and last n_local tokens */
     ENG_ATTN_FLAT,      /* window + the best of the rest, found by a scan */
     ENG_ATTN_GRAPH,     /* window + the best of the rest, found through the graph; a scan where there is none yet */
-    ENG_ATTN_AUTO,      /* graph where it is ready and cheaper, else flat */
+    ENG_ATTN_AUTO,      /* whichever is cheaper: flat; without an estimate, the graph where it is ready and pays */
 } eng_attn_mode;
 
 typedef struct {
@@ -34,6 +34,7 @@ typedef struct {
     uint32_t top_k;           /* > 0: this many keys a query head. 0: dynamic, by beta and k_max */
     float beta;               /* dynamic: keys with score >= maximum - beta ... */
     uint32_t k_max;           /* ... at most this many */
+    bool estimate;            /* flat, auto: add an estimate of what is neither in the window nor retrieved */
 } eng_attention;
 
 eng_attention eng_attention_default(void);
@@ -109,7 +110,7 @@ typedef struct {
     size_t cache_bytes, cache_limit;    /* RAM tier, indexes included */
     size_t index_bytes;
     uint32_t segments;
-    uint32_t index_pending;             /* graphs wanted and not ready (layer x KV head x segment) */
+    uint32_t index_pending;             /* codes and graphs wanted and not ready (layer x KV head x segment, of each) */
     uint64_t hits, misses, evictions;   /* of the context cache, by request */
     uint64_t prompt_tokens, cached_tokens, predicted_tokens; /* totals */
     double prompt_seconds, predicted_seconds, index_seconds;

@@ -10,44 +10,50 @@ enum { SLICE_NS = 2000000 }; /* between looks at `stop` */
 typedef struct {
     eng_segment *seg;
     idx_builder *builder;
-    uint32_t graph;         /* layer * n_head_kv + head */
+    uint32_t item; /* head_count() codes, then as many graphs: layer * n_head_kv + head of each */
     uint64_t spent_ns;
     bool failed;
 } slot;
 
 typedef struct {
     eng_segment *seg;
-    uint32_t next, left;    /* graphs not yet begun are [next, count); left: not finished */
+    uint32_t next, left; /* items not yet begun begin at next; left: not finished */
 } job;
 
 struct eng_index_work {
     eng_pool *pool;
-    slot *slots;            /* one a worker */
+    slot *slots; /* one a worker */
     uint32_t n_slots;
-    job *jobs;              /* oldest first */
+    job *jobs; /* oldest first */
     size_t n_jobs, cap_jobs;
     uint32_t pending;
     uint64_t spent_ns;
     uint64_t deadline;
 };
 
-static uint32_t graph_count(const eng_segment *s)
+static uint32_t head_count(const eng_segment *s)
 {
     return s->shape->n_layer * s->shape->n_head_kv;
 }
 
-/* The first graph from `graph` on whose layer retrieves (a sliding one reads its window and no more). */
-static uint32_t next_wanted(const eng_segment *s, uint32_t graph)
+/* Items of a segment: codes, and graphs where there are queries to build them from. */
+static uint32_t item_count(const eng_segment *s)
 {
-    while (graph < graph_count(s) && eng_kv_window(s->shape, graph / s->shape->n_head_kv))
-        graph++;
-    return graph;
+    return head_count(s) * (s->m ? 2 : 1);
+}
+
+/* The first item from `item` on whose layer retrieves (a sliding one reads its window and no more). */
+static uint32_t next_wanted(const eng_segment *s, uint32_t item)
+{
+    while (item < item_count(s) && eng_kv_window(s->shape, item % head_count(s) / s->shape->n_head_kv))
+        item++;
+    return item;
 }
 
 static uint32_t wanted_count(const eng_segment *s)
 {
     uint32_t n = 0;
-    for (uint32_t g = next_wanted(s, 0); g < graph_count(s); g = next_wanted(s, g + 1))
+    for (uint32_t i = next_wanted(s, 0); i < item_count(s); i = next_wanted(s, i + 1))
         n++;
     return n;
 }
@@ -90,7 +96,7 @@ void eng_index_work_free(eng_index_work *w)
 int eng_index_work_add(eng_index_work *w, eng_segment *s)
 {
     uint32_t wanted = wanted_count(s);
-    if (s->n < ENG_INDEX_MIN_TOKENS || !s->m || !wanted)
+    if (s->n < ENG_INDEX_MIN_TOKENS || !wanted)
         return 0;
     if (w->n_jobs == w->cap_jobs) {
         size_t cap = w->cap_jobs ? 2 * w->cap_jobs : 8;
@@ -110,31 +116,43 @@ static int begin(slot *s)
 {
     eng_segment *seg = s->seg;
     const eng_kv_shape *shape = seg->shape;
-    uint32_t layer = s->graph / shape->n_head_kv, head = s->graph % shape->n_head_kv;
+    uint32_t layer = s->item % head_count(seg) / shape->n_head_kv, head = s->item % shape->n_head_kv;
     idx_rows keys = {eng_segment_k(seg, layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
+    if (s->item < head_count(seg)) {
+        idx_rows values = {eng_segment_v(seg, layer, head, 0), shape->row_v, seg->n, shape->head_dim, (idx_type)shape->type_v};
+        return idx_builder_new_codes(&keys, &values, &s->builder);
+    }
     idx_queries train = {eng_segment_query(seg, layer, head, 0), seg->query_row, seg->m, shape->group};
     idx_graph_params params = idx_graph_params_default();
     return idx_builder_new(&keys, &train, &params, &s->builder);
 }
 
-/* Gives free slots the next graphs, oldest segment first. A segment that nobody but this queue still wants is dropped. */
+/* The job whose next item is to be built: codes before graphs, then the oldest segment first. NULL: all are begun. */
+static job *next_job(eng_index_work *w)
+{
+    job *graphs = NULL;
+    for (size_t i = 0; i < w->n_jobs; i++) {
+        job *b = &w->jobs[i];
+        if (b->next < head_count(b->seg))
+            return b;
+        if (b->next < item_count(b->seg) && !graphs)
+            graphs = b;
+    }
+    return graphs;
+}
+
 static void fill_slots(eng_index_work *w)
 {
     for (uint32_t i = 0; i < w->n_slots; i++) {
-        slot *s = &w->slots[i];
-        if (s->seg)
+        job *b = w->slots[i].seg ? NULL : next_job(w);
+        if (!b)
             continue;
-        for (size_t j = 0; j < w->n_jobs; j++) {
-            job *b = &w->jobs[j];
-            if (b->next == graph_count(b->seg))
-                continue;
-            *s = (slot){.seg = b->seg, .graph = b->next};
-            b->next = next_wanted(b->seg, b->next + 1);
-            break;
-        }
+        w->slots[i] = (slot){.seg = b->seg, .item = b->next};
+        b->next = next_wanted(b->seg, b->next + 1);
     }
 }
 
+/* A segment that nobody but this queue still wants. */
 static void drop_unwanted(eng_index_work *w)
 {
     for (size_t i = 0; i < w->n_jobs; i++) {
@@ -152,6 +170,12 @@ static void drop_unwanted(eng_index_work *w)
     }
 }
 
+static idx_index **index_of(const slot *s)
+{
+    uint32_t n = head_count(s->seg);
+    return s->item < n ? &s->seg->codes[s->item] : &s->seg->index[s->item - n];
+}
+
 static void step_task(void *ctx, uint32_t task, uint32_t worker)
 {
     eng_index_work *w = ctx;
@@ -163,18 +187,18 @@ static void step_task(void *ctx, uint32_t task, uint32_t worker)
     int r = s->builder ? 0 : begin(s);
     if (r == 0)
         r = idx_builder_step(s->builder, w->deadline);
-    idx_index **to = &s->seg->index[s->graph];
+    idx_index **to = index_of(s);
     if (r == 0 && idx_builder_finish(s->builder, to) < 0)
         r = -ENOMEM;
     if (r <= 0) {
-        s->failed = r < 0; /* no memory: this head is scanned, which is right, only slower */
+        s->failed = r < 0; /* no memory: other ways to its keys are right too, only slower */
         idx_builder_free(s->builder);
         s->builder = NULL;
     }
     s->spent_ns += eng_now_ns() - start;
 }
 
-/* Takes finished graphs out of the slots. */
+/* Takes finished indexes out of the slots. */
 static void collect(eng_index_work *w)
 {
     for (uint32_t i = 0; i < w->n_slots; i++) {
@@ -187,8 +211,9 @@ static void collect(eng_index_work *w)
             continue;
         if (!s->failed) {
             size_t bytes;
-            idx_arena(s->seg->index[s->graph], &bytes);
+            idx_arena(*index_of(s), &bytes);
             s->seg->index_bytes += bytes;
+            s->seg->n_codes += s->item < head_count(s->seg);
         }
         w->pending--;
         for (size_t j = 0; j < w->n_jobs; j++)

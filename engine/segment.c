@@ -59,8 +59,9 @@ int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t sta
     layout(shape, cap, &s->v_offset, &s->head_bytes, &s->kv_bytes);
     s->ids = malloc((size_t)cap * sizeof *s->ids);
     s->index = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
+    s->codes = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->kv = arena_new(s->kv_bytes);
-    if (!s->ids || !s->index || !s->kv) {
+    if (!s->ids || !s->index || !s->codes || !s->kv) {
         eng_segment_unref(s);
         return -ENOMEM;
     }
@@ -81,11 +82,15 @@ void eng_segment_unref(eng_segment *s)
         eng_segment *parent = s->parent;
         if (s->kv)
             munmap(s->kv, s->kv_bytes);
-        if (s->index)
-            for (size_t i = 0; i < (size_t)s->shape->n_layer * s->shape->n_head_kv; i++)
+        for (size_t i = 0; i < (size_t)s->shape->n_layer * s->shape->n_head_kv; i++) {
+            if (s->index)
                 idx_free(s->index[i]);
+            if (s->codes)
+                idx_free(s->codes[i]);
+        }
         eng_segment_free_queries(s);
         free(s->index);
+        free(s->codes);
         free(s->ids);
         free(s);
         s = parent;

@@ -46,7 +46,9 @@ struct eng_segment {
     uint32_t *query_row;
     uint32_t m, m_cap;
 
-    idx_index **index;          /* [layer * n_head_kv + head]; NULL entries: not (yet) built */
+    idx_index **index;          /* graphs, [layer * n_head_kv + head]; NULL entries: not (yet) built */
+    idx_index **codes;          /* likewise */
+    uint32_t n_codes;           /* of these that are there */
     size_t index_bytes;
 
     bool indexing;              /* one of the references is index_work.c's */
@@ -61,6 +63,15 @@ struct eng_segment {
 int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t cap, bool exact, eng_segment **ret);
 eng_segment *eng_segment_ref(eng_segment *s);
 void eng_segment_unref(eng_segment *s); /* NULL is fine */
+
+/* Whether every head that is retrieved from has codes. */
+static inline bool eng_segment_coded(const eng_segment *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->shape->n_layer; i++)
+        n += eng_kv_window(s->shape, i) ? 0 : s->shape->n_head_kv;
+    return s->n_codes == n;
+}
 
 /* Memory it takes, all parts. */
 size_t eng_segment_bytes(const eng_segment *s);

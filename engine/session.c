@@ -181,13 +181,13 @@ static void advance(eng_session *s, const int32_t *ids, uint32_t end)
         s->sampling.seg->m = eng_query_count(&s->sampling, end);
 }
 
-/* The full segment is sealed: others may use it from now on, and its graphs are built. */
+/* The full segment is sealed: others may use it from now on, and its indexes are built. */
 static void seal_filling(eng_session *s)
 {
     eng_segment *seg = s->filling;
     if (s->keep)
         eng_cache_insert(s->e->cache, seg);
-    if (seg->m && eng_index_work_add(s->e->index_work, seg) < 0)
+    if (eng_index_work_add(s->e->index_work, seg) < 0)
         eng_segment_free_queries(seg);
     s->filling = NULL;
     s->sampling.seg = NULL;
@@ -264,6 +264,7 @@ static int seal_run(eng_session *s)
             continue;
         if (s->keep)
             eng_cache_insert(s->e->cache, sealed[i]);
+        eng_index_work_add(s->e->index_work, sealed[i]); /* if that fails: its keys are read all the same */
         eng_view_add(&s->view, sealed[i], sealed[i]->start, sealed[i]->start + sealed[i]->n);
         eng_segment_unref(sealed[i]);
     }
@@ -387,7 +388,7 @@ static void keep_unfinished(eng_session *s)
     if (!s->filling->n || eng_segment_copy(s->filling, 0, s->filling->n, s->filling->parent, true, &seg) < 0)
         return;
     if (eng_cache_insert(s->e->cache, seg))
-        eng_index_work_add(s->e->index_work, seg); /* if that fails: no graph, the segment is scanned */
+        eng_index_work_add(s->e->index_work, seg); /* if that fails: no index */
     eng_segment_unref(seg);
 }
 
@@ -397,8 +398,8 @@ static void keep_delta(eng_session *s)
     if (!s->delta->n || copy_delta(s, s->delta->n, sealed) < 0)
         return;
     for (int i = 0; i < 2; i++) {
-        if (sealed[i])
-            eng_cache_insert(s->e->cache, sealed[i]);
+        if (sealed[i] && eng_cache_insert(s->e->cache, sealed[i]))
+            eng_index_work_add(s->e->index_work, sealed[i]);
         eng_segment_unref(sealed[i]);
     }
 }

@@ -90,7 +90,61 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
-const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge};
+static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
+                  float *out, size_t ld)
+{
+    for (uint32_t b = 0; b < n_blocks; b++, codes += (size_t)quads * 64)
+        for (uint32_t h = 0; h < nq; h++)
+            for (uint32_t i = 0; i < IDX_BLOCK; i++) {
+                int32_t hi = q[h].bias_hi, lo = q[h].bias_lo;
+                for (uint32_t j = 0; j < 4 * quads; j++) {
+                    int32_t u = codes[(size_t)(j / 4) * 64 + i * 4 + j % 4];
+                    hi += u * q[h].hi[j];
+                    lo += u * q[h].lo[j];
+                }
+                out[h * ld + b * IDX_BLOCK + i] = idx_code_score(hi, lo, scale[b * IDX_BLOCK + i], &q[h]);
+            }
+}
+
+static void weigh(const float *x, uint32_t n, float m, float *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float d = x[i] - m;
+        out[i] = d >= -87 ? expf(d) : 0;
+    }
+}
+
+static float sum(const float *x, uint32_t n)
+{
+    float s = 0;
+    for (uint32_t i = 0; i < n; i++)
+        s += x[i];
+    return s;
+}
+
+static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
+{
+    uint32_t dim_pad = idx_dim_pad(dim);
+    for (uint32_t r = 0; r < IDX_BLOCK; r++) {
+        float best = -INFINITY;
+        ret[r] = 0;
+        for (uint32_t c = 0; c < n_cent; c += 16) {
+            float acc[16];
+            for (uint32_t l = 0; l < 16; l++)
+                acc[l] = -half[c + l];
+            for (uint32_t j = 0; j < dim; j++)
+                for (uint32_t l = 0; l < 16; l++)
+                    acc[l] += rows[(size_t)r * dim_pad + j] * panel[(size_t)j * n_cent + c + l];
+            for (uint32_t l = 0; l < 16; l++)
+                if (acc[l] > best) {
+                    best = acc[l];
+                    ret[r] = c + l;
+                }
+        }
+    }
+}
+
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, weigh, sum, nearest};
 
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;

@@ -21,6 +21,24 @@ static inline uint32_t idx_dim_pad(uint32_t dim)
     return (dim + 15) & ~15u;
 }
 
+/* ---- codes (codes_build.c) ----
+ * A key less the mean key is scale * (u - 128), u a byte a dimension. Slots lie in blocks of 16, interleaved by fours so that a vector
+ * holds four dimensions of 16 slots: codes[block][quad][16][4]. A query is a pair of bytes a dimension, 64 hi + lo, |hi| <= 63 and -32 <=
+ * lo <= 31: small enough that no 16-bit sum of two products saturates, and twelve bits, so that only the key's rounding matters. The dots
+ * are exact integers. */
+typedef struct {
+    const int8_t *hi, *lo;    /* [4 * quads] */
+    int32_t bias_hi, bias_lo; /* -128 times their sums */
+    float scale, offset;      /* score = scale * scale of the slot * (64 dot_hi + dot_lo) + offset */
+    float margin;             /* by which a score is hardly ever wrong */
+} idx_code_query;
+
+/* Score of a slot from its sums: the same operations on every level. */
+static inline float idx_code_score(int32_t hi, int32_t lo, float slot_scale, const idx_code_query *q)
+{
+    return ((float)hi * 64 + (float)lo) * (slot_scale * q->scale) + q->offset;
+}
+
 /* What a graph search wants of a query head (graph_search.c). */
 typedef struct {
     float best, gain, least;
@@ -49,6 +67,19 @@ typedef struct {
     /* What a block of scores [nq][16] is worth to a graph search: ret_value[r] = the largest over heads h of
      * max((score - aim[h].best) * aim[h].gain + 1, aim[h].least), ret_head[r] = that h. NaN is worth less than anything. */
     void (*judge)(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head);
+
+    /* out[h * ld + i] = score of slot i, for the slots of n_blocks blocks. scale: [16 * n_blocks], 64-byte aligned as codes are. */
+    void (*codes)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
+                  float *out, size_t ld);
+
+    /* out[i] = exp(x[i] - m), for x[i] <= m + 80; below e^-87, and for NaN, 0. Relative error 2^-20. out has room for n + 16. */
+    void (*weigh)(const float *x, uint32_t n, float m, float *out);
+
+    float (*sum)(const float *x, uint32_t n);
+
+    /* ret[r] = the centroid c with the largest <rows[r], c> - half[c], r < 16; the first of equals. panel: [dim][n_cent], transposed
+     * centroids; half[c]: half its squared norm, INFINITY for none. n_cent is a multiple of 16, rows [16][dim_pad]. */
+    void (*nearest)(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret);
 } idx_kernels;
 
 /* The body of judge(), vectorised by the compiler in the file of each instruction set. */

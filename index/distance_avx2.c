@@ -117,4 +117,141 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
-const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge};
+#define INLINE static inline __attribute__((always_inline))
+
+/* Half a block (8 slots) for ng (1..4) heads. The query's bytes are small enough that no pair of products saturates. */
+INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
+                       size_t ld)
+{
+    __m256i hi[4], lo[4], ones = _mm256_set1_epi16(1);
+    for (int g = 0; g < ng; g++) {
+        hi[g] = _mm256_set1_epi32(q[g].bias_hi);
+        lo[g] = _mm256_set1_epi32(q[g].bias_lo);
+    }
+    for (uint32_t j = 0; j < quads; j++) {
+        __m256i u = _mm256_load_si256((const __m256i *)(const void *)(codes + (size_t)j * 64));
+        for (int g = 0; g < ng; g++) {
+            __m256i a = _mm256_maddubs_epi16(u, _mm256_set1_epi32(((const int32_t *)(const void *)q[g].hi)[j]));
+            __m256i b = _mm256_maddubs_epi16(u, _mm256_set1_epi32(((const int32_t *)(const void *)q[g].lo)[j]));
+            hi[g] = _mm256_add_epi32(hi[g], _mm256_madd_epi16(a, ones));
+            lo[g] = _mm256_add_epi32(lo[g], _mm256_madd_epi16(b, ones));
+        }
+    }
+    __m256 s = _mm256_load_ps(scale);
+    for (int g = 0; g < ng; g++) {
+        __m256 dot = _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(hi[g]), _mm256_set1_ps(64)), _mm256_cvtepi32_ps(lo[g]));
+        _mm256_storeu_ps(out + (size_t)g * ld,
+                         _mm256_add_ps(_mm256_mul_ps(dot, _mm256_mul_ps(s, _mm256_set1_ps(q[g].scale))), _mm256_set1_ps(q[g].offset)));
+    }
+}
+
+INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
+                        float *out, size_t ld)
+{
+    for (uint32_t b = 0; b < 2 * n_blocks; b++)
+        codes_half(ng, codes + (size_t)(b / 2) * quads * 64 + b % 2 * 32, scale + b * 8, quads, q, out + b * 8, ld);
+}
+
+static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
+                  float *out, size_t ld)
+{
+    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld) {
+        if (nq - h >= 4)
+            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld);
+        else if (nq - h == 3)
+            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld);
+        else if (nq - h == 2)
+            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld);
+        else
+            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld);
+    }
+}
+
+/* exp by Taylor's polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], then the exponent. */
+INLINE __m256 weigh8(__m256 d)
+{
+    __m256 in = _mm256_cmp_ps(d, _mm256_set1_ps(-87), _CMP_GE_OQ);
+    d = _mm256_and_ps(d, in);
+    __m256 k = _mm256_round_ps(_mm256_mul_ps(d, _mm256_set1_ps(0x1.715476p0f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 f = _mm256_fnmadd_ps(k, _mm256_set1_ps(0x1.62e4p-1f), d);
+    f = _mm256_fnmadd_ps(k, _mm256_set1_ps(0x1.7f7d1cp-20f), f);
+    __m256 p = _mm256_set1_ps(0x1.6c16c2p-10f);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.111112p-7f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.555556p-5f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.555556p-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1p-1f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1));
+    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127)), 23);
+    return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(e)), in);
+}
+
+static void weigh(const float *x, uint32_t n, float m, float *out)
+{
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, weigh8(_mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(m))));
+    if (i < n) {
+        float rest[8] = {0};
+        memcpy(rest, x + i, (n - i) * sizeof *x);
+        _mm256_storeu_ps(out + i, weigh8(_mm256_sub_ps(_mm256_loadu_ps(rest), _mm256_set1_ps(m))));
+    }
+}
+
+static float sum(const float *x, uint32_t n)
+{
+    __m256 s = _mm256_setzero_ps();
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        s = _mm256_add_ps(s, _mm256_loadu_ps(x + i));
+    float lane[8], total = 0;
+    _mm256_storeu_ps(lane, s);
+    for (int l = 0; l < 8; l++)
+        total += lane[l];
+    for (; i < n; i++)
+        total += x[i];
+    return total;
+}
+
+/* 4 rows by 16 centroids in registers. */
+static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
+{
+    uint32_t dim_pad = idx_dim_pad(dim);
+    for (uint32_t r = 0; r < IDX_BLOCK; r += 4) {
+        const float *x = rows + (size_t)r * dim_pad;
+        float best[4] = {-__builtin_inff(), -__builtin_inff(), -__builtin_inff(), -__builtin_inff()};
+        for (int i = 0; i < 4; i++)
+            ret[r + (uint32_t)i] = 0;
+        for (uint32_t c = 0; c < n_cent; c += 16) {
+            __m256 acc[4][2];
+            for (int i = 0; i < 4; i++)
+                for (int v = 0; v < 2; v++)
+                    acc[i][v] = _mm256_sub_ps(_mm256_setzero_ps(), _mm256_loadu_ps(half + c + 8 * v));
+            for (uint32_t j = 0; j < dim; j++) {
+                __m256 p0 = _mm256_loadu_ps(panel + (size_t)j * n_cent + c), p1 = _mm256_loadu_ps(panel + (size_t)j * n_cent + c + 8);
+                for (int i = 0; i < 4; i++) {
+                    __m256 b = _mm256_set1_ps(x[(size_t)i * dim_pad + j]);
+                    acc[i][0] = _mm256_fmadd_ps(b, p0, acc[i][0]);
+                    acc[i][1] = _mm256_fmadd_ps(b, p1, acc[i][1]);
+                }
+            }
+            for (int i = 0; i < 4; i++)
+                for (int v = 0; v < 2; v++) {
+                    uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(acc[i][v], _mm256_set1_ps(best[i]), _CMP_GT_OQ));
+                    if (!mask)
+                        continue;
+                    float lane[8];
+                    _mm256_storeu_ps(lane, acc[i][v]);
+                    for (; mask; mask &= mask - 1) {
+                        uint32_t l = (uint32_t)__builtin_ctz(mask);
+                        if (lane[l] > best[i]) {
+                            best[i] = lane[l];
+                            ret[r + (uint32_t)i] = c + 8 * (uint32_t)v + l;
+                        }
+                    }
+                }
+        }
+    }
+}
+
+const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, weigh, sum, nearest};

@@ -127,4 +127,135 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
-const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge};
+#define INLINE static inline __attribute__((always_inline))
+
+/* One block for ng (1..4) heads: the sums stay in registers over all dimensions. */
+INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
+                        size_t ld)
+{
+    __m512i hi[4], lo[4];
+    for (int g = 0; g < ng; g++) {
+        hi[g] = _mm512_set1_epi32(q[g].bias_hi);
+        lo[g] = _mm512_set1_epi32(q[g].bias_lo);
+    }
+    for (uint32_t j = 0; j < quads; j++) {
+        __m512i u = _mm512_load_si512(codes + (size_t)j * 64);
+        for (int g = 0; g < ng; g++) {
+            hi[g] = _mm512_dpbusd_epi32(hi[g], u, _mm512_set1_epi32(((const int32_t *)(const void *)q[g].hi)[j]));
+            lo[g] = _mm512_dpbusd_epi32(lo[g], u, _mm512_set1_epi32(((const int32_t *)(const void *)q[g].lo)[j]));
+        }
+    }
+    __m512 s = _mm512_load_ps(scale);
+    for (int g = 0; g < ng; g++) {
+        __m512 dot = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(hi[g]), _mm512_set1_ps(64)), _mm512_cvtepi32_ps(lo[g]));
+        _mm512_storeu_ps(out + (size_t)g * ld,
+                         _mm512_add_ps(_mm512_mul_ps(dot, _mm512_mul_ps(s, _mm512_set1_ps(q[g].scale))), _mm512_set1_ps(q[g].offset)));
+    }
+}
+
+INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
+                        float *out, size_t ld)
+{
+    for (uint32_t b = 0; b < n_blocks; b++)
+        codes_block(ng, codes + (size_t)b * quads * 64, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld);
+}
+
+static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
+                  float *out, size_t ld)
+{
+    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld) {
+        if (nq - h >= 4)
+            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld);
+        else if (nq - h == 3)
+            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld);
+        else if (nq - h == 2)
+            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld);
+        else
+            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld);
+    }
+}
+
+/* exp by Taylor's polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], then the exponent. */
+static void weigh(const float *x, uint32_t n, float m, float *out)
+{
+    for (uint32_t i = 0; i < n; i += 16) {
+        __mmask16 in = tail_mask(n - i);
+        __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(in, x + i), _mm512_set1_ps(m));
+        in = _mm512_mask_cmp_ps_mask(in, d, _mm512_set1_ps(-87), _CMP_GE_OQ);
+        __m512 t = _mm512_mul_ps(d, _mm512_set1_ps(0x1.715476p0f)),
+               k = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        __m512 f = _mm512_fnmadd_ps(k, _mm512_set1_ps(0x1.62e4p-1f), d);
+        f = _mm512_fnmadd_ps(k, _mm512_set1_ps(0x1.7f7d1cp-20f), f);
+        __m512 p = _mm512_set1_ps(0x1.6c16c2p-10f);
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.111112p-7f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.555556p-5f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.555556p-3f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1p-1f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
+        _mm512_storeu_ps(out + i, _mm512_maskz_scalef_ps(in, p, k));
+    }
+}
+
+static float sum(const float *x, uint32_t n)
+{
+    __m512 s = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < n; i += 16)
+        s = _mm512_add_ps(s, _mm512_maskz_loadu_ps(tail_mask(n - i), x + i));
+    return _mm512_reduce_add_ps(s);
+}
+
+/* 4 rows by 64 centroids (ragged: 16) in registers. */
+INLINE void nearest_tile(const int nc, const float *rows, uint32_t dim_pad, uint32_t dim, const float *panel, const float *half,
+                         uint32_t n_cent, uint32_t c, __m512 *best, __m512i *at)
+{
+    __m512 acc[4][4];
+    for (int v = 0; v < nc; v++) {
+        __m512 h = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_loadu_ps(half + c + 16 * v));
+        for (int r = 0; r < 4; r++)
+            acc[r][v] = h;
+    }
+    for (uint32_t j = 0; j < dim; j++) {
+        __m512 p[4];
+        for (int v = 0; v < nc; v++)
+            p[v] = _mm512_loadu_ps(panel + (size_t)j * n_cent + c + 16 * v);
+        for (int r = 0; r < 4; r++) {
+            __m512 x = _mm512_set1_ps(rows[(size_t)r * dim_pad + j]);
+            for (int v = 0; v < nc; v++)
+                acc[r][v] = _mm512_fmadd_ps(x, p[v], acc[r][v]);
+        }
+    }
+    for (int v = 0; v < nc; v++) {
+        __m512i id =
+            _mm512_add_epi32(_mm512_set1_epi32((int)c + 16 * v), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+        for (int r = 0; r < 4; r++) {
+            __mmask16 m = _mm512_cmp_ps_mask(acc[r][v], best[r], _CMP_GT_OQ);
+            best[r] = _mm512_mask_mov_ps(best[r], m, acc[r][v]);
+            at[r] = _mm512_mask_mov_epi32(at[r], m, id);
+        }
+    }
+}
+
+static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
+{
+    uint32_t dim_pad = idx_dim_pad(dim);
+    for (uint32_t r = 0; r < IDX_BLOCK; r += 4) {
+        __m512 best[4];
+        __m512i at[4];
+        for (int i = 0; i < 4; i++) {
+            best[i] = _mm512_set1_ps(-__builtin_inff());
+            at[i] = _mm512_setzero_si512();
+        }
+        uint32_t c = 0;
+        for (; c + 64 <= n_cent; c += 64)
+            nearest_tile(4, rows + (size_t)r * dim_pad, dim_pad, dim, panel, half, n_cent, c, best, at);
+        for (; c < n_cent; c += 16)
+            nearest_tile(1, rows + (size_t)r * dim_pad, dim_pad, dim, panel, half, n_cent, c, best, at);
+        for (int i = 0; i < 4; i++) {
+            __mmask16 m = _mm512_cmp_ps_mask(best[i], _mm512_set1_ps(_mm512_reduce_max_ps(best[i])), _CMP_EQ_OQ);
+            ret[r + (uint32_t)i] = m ? _mm512_mask_reduce_min_epu32(m, at[i]) : 0;
+        }
+    }
+}
+
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, weigh, sum, nearest};

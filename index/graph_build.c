@@ -8,11 +8,7 @@
 
 static bool emit(idx_builder *b);
 
-/* share: of the build time, measured at 8K keys, for the progress bar. */
-static const struct {
-    bool (*step)(idx_builder *b);
-    float share;
-} phases[] = {
+static const idx_phase phases[] = {
     {idx_space_gram, .02f},
     {idx_space_mean, .01f},
     {idx_space_basis, .01f},
@@ -73,6 +69,8 @@ int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_gr
     b->keys = *keys;
     b->train = *train;
     b->params = *params;
+    b->phases = phases;
+    b->n_phases = N_PHASES;
     b->k = idx_kernels_get();
     b->dim_pad = idx_dim_pad(keys->dim);
     b->n_queries = train->m ? train->m * train->group : 0;
@@ -106,6 +104,7 @@ void idx_builder_free(idx_builder *b)
                      b->cand,        b->cand_score,   b->cand_rows};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
+    idx_codes_build_free(b->codes);
     idx_free(b->result);
     idx_scratch_free(b->tune_scratch);
     free(b);
@@ -173,13 +172,13 @@ static bool past(uint64_t deadline_ns)
 
 int idx_builder_step(idx_builder *b, uint64_t deadline_ns)
 {
-    while (b->phase < N_PHASES && !b->error) {
-        if (phases[b->phase].step(b)) {
+    while (b->phase < b->n_phases && !b->error) {
+        if (b->phases[b->phase].step(b)) {
             b->phase++;
             b->at = 0;
             b->sub = 0;
         }
-        if (b->phase < N_PHASES && past(deadline_ns))
+        if (b->phase < b->n_phases && past(deadline_ns))
             return b->error ? b->error : 1;
     }
     return b->error;
@@ -189,18 +188,18 @@ float idx_builder_progress(const idx_builder *b)
 {
     float done = 0;
     for (int i = 0; i < b->phase; i++)
-        done += phases[i].share;
-    if (b->phase < N_PHASES) {
-        uint32_t total = phases[b->phase].step == idx_knn_search ? b->train.m : b->keys.n;
+        done += b->phases[i].share;
+    if (b->phase < b->n_phases) {
+        uint32_t total = b->phases[b->phase].step == idx_knn_search ? b->train.m : b->keys.n;
         float part = total ? (float)b->at / (float)total : 0;
-        done += phases[b->phase].share * (part < 1 ? part : 1);
+        done += b->phases[b->phase].share * (part < 1 ? part : 1);
     }
     return done < 1 ? done : 1;
 }
 
 int idx_builder_finish(idx_builder *b, idx_index **ret)
 {
-    if (b->error || b->phase < N_PHASES)
+    if (b->error || b->phase < b->n_phases)
         return b->error ? b->error : -EINVAL;
     *ret = b->result;
     b->result = NULL;

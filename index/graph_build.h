@@ -19,7 +19,16 @@ typedef struct {
     uint32_t *first, *ids; /* [n + 1], [first[n]] */
 } idx_runs;
 
+/* One phase of a build. share: of the build time, measured at 8K keys, for the progress bar. */
+typedef struct {
+    bool (*step)(idx_builder *b);
+    float share;
+} idx_phase;
+
 struct idx_builder {
+    const idx_phase *phases;
+    int n_phases;
+    struct idx_codes_build *codes; /* codes_build.c: NULL for a graph */
     idx_rows keys;
     idx_queries train;
     idx_graph_params params;
@@ -63,6 +72,9 @@ struct idx_builder {
     float *cand_score, *cand_rows; /* [IDX_MAX_GATHER + 16]; [IDX_MAX_CANDIDATES + 16][dim_pad] */
     idx_index *result;
 };
+
+/* codes_build.c */
+void idx_codes_build_free(struct idx_codes_build *c);
 
 /* graph_space.c */
 int idx_space_new(idx_builder *b);

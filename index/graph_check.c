@@ -2,6 +2,7 @@
 #include "private.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,12 +22,29 @@ void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes)
     ix->bytes = bytes;
     ix->arena = arena;
     ix->header = (const idx_header *)(const void *)arena;
+    if (ix->header->kind == IDX_FLAT) {
+        size_t at[8];
+        idx_codes_layout(ix->header->n, ix->header->dim, ix->header->n_clusters, at);
+        ix->entries = ix->first = ix->links = NULL;
+        ix->code.n_runs = idx_codes_runs(ix->header->n);
+        ix->code.n_blocks = (ix->header->n + IDX_BLOCK - 1) / IDX_BLOCK;
+        ix->code.quads = (ix->header->dim + 3) / 4;
+        ix->code.mean = (const float *)(const void *)(arena + at[0]);
+        ix->code.first = (const uint32_t *)(const void *)(arena + at[1]);
+        ix->code.run = (const uint32_t *)(const void *)(arena + at[2]);
+        ix->code.at = (const uint32_t *)(const void *)(arena + at[3]);
+        ix->code.ids = (const uint16_t *)(const void *)(arena + at[4]);
+        ix->code.scale = (const float *)(const void *)(arena + at[5]);
+        ix->code.sums = (const float *)(const void *)(arena + at[6]);
+        ix->code.codes = arena + at[7];
+        return;
+    }
     ix->entries = (const uint32_t *)(const void *)(arena + sizeof(idx_header));
     ix->first = ix->entries + ix->header->n_entries;
     ix->links = ix->first + ix->header->n + 1;
 }
 
-__attribute__((format(printf, 3, 4))) static int bad(char *err, size_t errlen, const char *format, ...)
+int idx_bad(char *err, size_t errlen, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -38,22 +56,33 @@ __attribute__((format(printf, 3, 4))) static int bad(char *err, size_t errlen, c
 
 static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t dim, char *err, size_t errlen)
 {
-    static const uint32_t zero[4];
+    static const uint32_t zero[3];
     if (h->magic != IDX_MAGIC)
-        return bad(err, errlen, "not an index");
+        return idx_bad(err, errlen, "not an index");
     if (h->version != IDX_VERSION)
-        return bad(err, errlen, "index version %u, this program knows %d", h->version, IDX_VERSION);
-    if (h->kind != IDX_GRAPH)
-        return bad(err, errlen, "unknown index kind %u", h->kind);
+        return idx_bad(err, errlen, "index version %u, this program knows %d", h->version, IDX_VERSION);
+    if (h->kind != IDX_GRAPH && h->kind != IDX_FLAT)
+        return idx_bad(err, errlen, "unknown index kind %u", h->kind);
     if (h->n != n || h->dim != dim)
-        return bad(err, errlen, "index is for %u keys of %u dimensions, not %u of %u", h->n, h->dim, n, dim);
-    if (!h->max_degree || h->max_degree > IDX_MAX_DEGREE || memcmp(h->reserved, zero, sizeof zero) != 0)
-        return bad(err, errlen, "damaged index header");
+        return idx_bad(err, errlen, "index is for %u keys of %u dimensions, not %u of %u", h->n, h->dim, n, dim);
+    if (h->kind == IDX_FLAT) {
+        size_t at[8], need = idx_codes_layout(h->n, h->dim, h->n_clusters, at);
+        if (!(h->noise >= 0 && h->noise < INFINITY))
+            return idx_bad(err, errlen, "damaged index header");
+        if (h->max_degree || h->spare || h->n_links || memcmp(h->reserved, zero, sizeof zero) != 0)
+            return idx_bad(err, errlen, "damaged index header");
+        if (!need || h->bytes != need || bytes != need)
+            return idx_bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, need);
+        return 0;
+    }
+    if (memcmp(&h->noise, zero, sizeof h->noise) != 0 || !h->max_degree || h->max_degree > IDX_MAX_DEGREE ||
+        memcmp(h->reserved, zero, sizeof zero) != 0)
+        return idx_bad(err, errlen, "damaged index header");
     if (!h->spare || h->spare > IDX_MAX_SPARE)
-        return bad(err, errlen, "search width out of bounds");
+        return idx_bad(err, errlen, "search width out of bounds");
     size_t expected = idx_arena_bytes(h->n, h->n_entries, h->n_links);
     if (!expected || h->bytes != expected || bytes != expected)
-        return bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, expected);
+        return idx_bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, expected);
     return 0;
 }
 
@@ -62,15 +91,15 @@ static int check_ids(const idx_index *ix, char *err, size_t errlen)
     const idx_header *h = ix->header;
     for (uint32_t i = 0; i < h->n_entries; i++)
         if (ix->entries[i] >= h->n)
-            return bad(err, errlen, "entry point %u is node %u of %u", i, ix->entries[i], h->n);
+            return idx_bad(err, errlen, "entry point %u is node %u of %u", i, ix->entries[i], h->n);
     if (ix->first[0] != 0 || ix->first[h->n] != h->n_links)
-        return bad(err, errlen, "link table doesn't span the links");
+        return idx_bad(err, errlen, "link table doesn't span the links");
     for (uint32_t i = 0; i < h->n; i++)
         if (ix->first[i + 1] < ix->first[i] || ix->first[i + 1] - ix->first[i] > h->max_degree)
-            return bad(err, errlen, "bad degree of node %u", i);
+            return idx_bad(err, errlen, "bad degree of node %u", i);
     for (uint64_t i = 0; i < h->n_links; i++)
         if (ix->links[i] >= h->n)
-            return bad(err, errlen, "link to node %u of %u", ix->links[i], h->n);
+            return idx_bad(err, errlen, "link to node %u of %u", ix->links[i], h->n);
     return 0;
 }
 
@@ -103,7 +132,7 @@ static int check_reach(const idx_index *ix, char *err, size_t errlen)
         }
     }
     if (tail < n)
-        r = bad(err, errlen, "%u of %u keys can't be reached", n - tail, n);
+        r = idx_bad(err, errlen, "%u of %u keys can't be reached", n - tail, n);
 cleanup:
     free(queue);
     free(seen);
@@ -113,6 +142,8 @@ cleanup:
 int idx_check(const idx_index *ix, char *err, size_t errlen)
 {
     int r = check_header(ix->header, ix->bytes, ix->header->n, ix->header->dim, err, errlen);
+    if (!r && ix->header->kind == IDX_FLAT)
+        return idx_codes_check(ix, err, errlen);
     if (!r)
         r = check_ids(ix, err, errlen);
     if (!r)
@@ -124,7 +155,7 @@ int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, idx_inde
 {
     idx_header h;
     if (bytes < sizeof h)
-        return bad(err, errlen, "index is cut short");
+        return idx_bad(err, errlen, "index is cut short");
     memcpy(&h, arena, sizeof h);
     int r = check_header(&h, bytes, n, dim, err, errlen);
     if (r < 0)

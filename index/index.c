@@ -55,8 +55,13 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->stamp = calloc((size_t)max_n + 1, sizeof *s->stamp);
     s->frontier = idx_alloc(max_n, sizeof *s->frontier);
     s->aims = calloc(max_group, sizeof *s->aims);
+    s->code_q = idx_alloc(max_group * 2 * dim_pad, 1);
+    s->code_query = calloc(max_group, sizeof *s->code_query);
+    s->weigh = idx_alloc(IDX_TILE + 16, sizeof *s->weigh);
+    s->clusters = idx_alloc(max_group * cap, sizeof *s->clusters);
+    s->scanned = idx_alloc(max_group * cap, sizeof *s->scanned);
     if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->stamp || !s->frontier ||
-        !s->aims) {
+        !s->aims || !s->code_q || !s->code_query || !s->weigh || !s->clusters || !s->scanned) {
         idx_scratch_free(s);
         return -ENOMEM;
     }
@@ -84,6 +89,11 @@ void idx_scratch_free(idx_scratch *s)
     free(s->stamp);
     free(s->frontier);
     free(s->aims);
+    free(s->code_q);
+    free(s->code_query);
+    free(s->weigh);
+    free(s->clusters);
+    free(s->scanned);
     free(s);
 }
 
@@ -93,7 +103,7 @@ static bool query_fits(const idx_index *ix, const idx_rows *keys, const idx_quer
         return false;
     if (q->lo > q->hi || q->hi > keys->n || (q->hi - q->lo > s->max_k && q->budget.top_k > s->max_k))
         return false;
-    return !ix || (ix->header->n == keys->n && ix->header->dim == keys->dim && keys->n <= s->max_n);
+    return !ix || (ix->header->kind == IDX_GRAPH && ix->header->n == keys->n && ix->header->dim == keys->dim && keys->n <= s->max_n);
 }
 
 int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits, uint32_t *ret_visited)
@@ -117,7 +127,7 @@ int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, id
         if (q->floor && beta < INFINITY && q->floor[h] > t->best)
             t->best = q->floor[h];
         idx_top_finish(k, t, s->tmp);
-        s->hits[h] = (idx_hits){t->ids, t->scores, t->n};
+        s->hits[h] = (idx_hits){.ids = t->ids, .scores = t->scores, .n = t->n};
     }
     *ret_hits = s->hits;
     if (ret_visited)

@@ -3,7 +3,9 @@
  * A library of its own: it knows no model, no thread pool and no file. It answers one question, for the whole
  * query group that shares the head: which keys have the largest inner product with each query of the group?
  *
- *   flat   a scan of all keys, batched over the group: exact. It needs no index.
+ *   flat   a scan of all keys, batched over the group. Without an index it reads the keys and is exact. With one ("codes") it reads an int8 code of
+ *          every key less the mean key, and scores the best again from the keys; besides it knows every key's softmax weight, which makes an estimate of
+ *          all that is not retrieved possible (codes_build.c).
  *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in
  *          RetrievalAttention (arXiv 2409.10516, section 3.2) and AlayaDB; notes on where we deviate stand in graph_build.c.
  *
@@ -70,6 +72,9 @@ typedef struct idx_builder idx_builder;
 /* Starts a graph build over all of `keys`. O(n) memory for scratch. -EINVAL for nonsense shapes, -ENOMEM. */
 int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret);
 
+/* Starts a build of codes over keys [n][dim] and the values [n][dim] that belong to them. Errors as above. */
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, idx_builder **ret);
+
 /* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked at least every millisecond or so; 0 = no limit).
  * 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut. */
 int idx_builder_step(idx_builder *b, uint64_t deadline_ns);
@@ -120,6 +125,9 @@ typedef struct {
     uint32_t *ids;
     float *scores;
     uint32_t n;
+    /* idx_codes_scan() only: */
+    uint32_t *clusters; /* the value cluster of each */
+    float *scanned;     /* its score by its code */
 } idx_hits;
 
 /* Scratch for searches of at most max_n rows, max_group heads, max_k hits a head. Owns the hit arrays a search fills. */
@@ -131,6 +139,53 @@ void idx_scratch_free(idx_scratch *s);
  * *ret_visited (may be NULL) is the number of keys whose score was computed. -EINVAL when the query exceeds the scratch. */
 int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits,
                uint32_t *ret_visited);
+
+/* ---- codes: scan and estimate ----------------------------------------------------------------------------------
+ * Rows are grouped into runs of successive rows, and a run's rows into clusters of like values, numbered through all runs; codes lie in this order.
+ * A scan of some clusters gives hits and, per cluster, the summed weight exp(score - m) of its rows in [lo, hi), each row's by its code. Once it is decided
+ * which hits are retrieved, idx_estimate() takes these out again. The rest of a cluster is then taken to have its mean value:
+ *
+ *   sum over rows not retrieved of exp(s - m) v  ~  sum over clusters of coef[c] * (sum of the values of its rows in [lo, hi))
+ *                                                   - sum over retrieved rows of hit_coef[i] * v[i]
+ *
+ * Where a run lies partly outside [lo, hi), the sums of its clusters are those of an idx_cut, which the caller keeps as long as lo and hi last. */
+
+uint32_t idx_codes_max_clusters(uint32_t n);                                         /* of an index of n rows */
+uint32_t idx_codes_runs(uint32_t n);                                                 /* number of its runs */
+void idx_codes_run_rows(uint32_t n, uint32_t run, uint32_t *ret_lo, uint32_t *ret_hi); /* a run's rows */
+uint32_t idx_codes_run_of(uint32_t n, uint32_t row);
+
+/* The clusters of part `part` of `parts`, of about equal numbers of rows, of the runs that hold rows [lo, hi), lo < hi. */
+void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part, uint32_t parts, uint32_t *ret_first, uint32_t *ret_end);
+
+/* Rows that a part may have beyond its equal share. */
+enum { IDX_PART_SLACK = 256 };
+
+/* As idx_search() over the rows of clusters [first, end) that lie in [lo, hi); with weights, scores of hits that are neither near the best one nor near the
+ * edge of the budget are those of their codes. Of each head h: *weights (NULL: not wanted) [h * ld + c - first], and
+ * ret_m[h], which is no less than its floor; where no row has a score, the weights are 0 and ret_m[h] may be -INFINITY. */
+int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q, uint32_t first, uint32_t end, idx_scratch *s, float *weights, size_t ld,
+                   float *ret_m, idx_hits **ret_hits);
+
+/* Sums and counts of a run's clusters over its rows in [lo, hi). */
+typedef struct {
+    uint32_t run, lo, hi;
+    float *sums;      /* [idx_codes_max_clusters(rows of the run)][idx_codes_sum_stride(dim)] */
+    uint32_t *counts;
+} idx_cut;
+
+uint32_t idx_codes_sum_stride(uint32_t dim);
+int idx_codes_cut(const idx_index *ix, const idx_rows *values, idx_cut *cut); /* fills sums and counts for run, lo, hi. -EINVAL */
+
+/* Takes the hits [n_hits] (clusters, scanned as the scan gave them) out of the weights of clusters [first, end) and turns these, in place, into coef, and
+ * gives each hit's hit_coef; both, and the sum of weights returned, times `factor`. cuts: those of runs that lie partly in [lo, hi). m: as the scan gave
+ * it. taken: [end - first], zero before and after. */
+float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, float m, float factor, float *weights,
+                   const uint32_t *clusters, const float *scanned, uint32_t n_hits, uint32_t *taken, float *ret_hit_coef);
+
+/* The next stretch of clusters from `first` on, not beyond `end`, whose value sums lie one after another ([idx_codes_sum_stride(dim)] floats each); returns
+ * its end. */
+uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, const float **ret_sums);
 
 /* Reorders (ids, scores) so that the k largest scores stand first, and returns min(k, n). Ties go to the smaller id. */
 uint32_t idx_select(uint32_t *ids, float *scores, uint32_t n, uint32_t k);

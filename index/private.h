@@ -17,15 +17,23 @@ enum {
     IDX_MAX_DEGREE = 1024,
     IDX_MAX_ENTRIES = 4096,
     IDX_MAX_SPARE = 1024,
+    IDX_RUN = 8192,        /* rows of a run of codes, about: at most half as many more */
+    IDX_CLUSTER = 32,      /* rows of a value cluster, on average */
+    IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
+    IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted */
 };
 
 typedef struct {
     uint32_t magic, version, kind, n, dim;
     uint32_t max_degree; /* bound on a node's links */
-    uint32_t n_entries;
+    union {
+        uint32_t n_entries;
+        uint32_t n_clusters; /* codes; max_degree, spare and n_links are 0 then */
+    };
     uint32_t spare; /* keys a search keeps for a head beyond those it returns: the width of its beam (graph_tune.c) */
     uint64_t n_links, bytes;
-    uint32_t reserved[4]; /* zero */
+    float noise;          /* codes: rms error of a score by code, per unit of the query's norm and of the scale; else 0 */
+    uint32_t reserved[3]; /* zero */
 } idx_header;
 
 struct idx_index {
@@ -33,7 +41,28 @@ struct idx_index {
     uint8_t *arena; /* owned, 64-byte aligned */
     const idx_header *header;
     const uint32_t *entries, *first, *links;
+    /* Codes. Slot: place of a row in cluster order; the slots of a run are the numbers of its rows. Slots are padded to whole blocks of 16.
+     */
+    struct {
+        uint32_t n_runs, n_blocks, quads;
+        const float *mean;     /* [dim_pad] */
+        const uint32_t *first; /* [n_clusters + 1]: first slot of each cluster */
+        const uint32_t *run;   /* [n_runs + 1]: first cluster of each run */
+        const uint32_t *at;    /* [n_blocks]: cluster of each block's first slot */
+        const uint16_t *ids;   /* [16 * n_blocks]: row of each slot, less the first row of its run */
+        const float *scale;    /* [16 * n_blocks]; NaN: the key isn't finite, it has no score */
+        const float *sums;     /* [n_clusters][dim_pad]: summed values */
+        const uint8_t *codes;  /* [n_blocks][quads][16][4] */
+    } code;
 };
+
+/* Bytes of a codes arena and where its parts begin, in the order of `code`; 0 when the counts are out of bounds. */
+size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[8]);
+
+/* idx_check()'s part for codes; the header has been checked. */
+int idx_codes_check(const idx_index *ix, char *err, size_t errlen);
+
+__attribute__((format(printf, 3, 4))) int idx_bad(char *err, size_t errlen, const char *format, ...);
 
 /* Bytes of an arena, or 0 when the counts are out of bounds. */
 size_t idx_arena_bytes(uint32_t n, uint32_t n_entries, uint64_t n_links);
@@ -71,6 +100,13 @@ struct idx_scratch {
     idx_node *frontier; /* [max_n], a heap */
     uint32_t n_frontier;
     idx_aim *aims; /* [max_group] */
+
+    /* codes */
+    int8_t *code_q;             /* [max_group][2][dim_pad] */
+    idx_code_query *code_query; /* [max_group] */
+    float *weigh;               /* [IDX_TILE + 16] */
+    uint32_t *clusters;         /* as top_ids */
+    float *scanned;             /* as top_scores */
 };
 
 /* Copies n vectors to rows of dim_pad, zero padded. */

@@ -178,7 +178,8 @@ static int parse_attention(const cJSON *body, uint32_t n_ctx, eng_attention *a, 
     int64_t top_k = a->top_k, k_max = a->k_max, n_sink = a->n_sink, n_local = a->n_local;
     if (srv_json_str(&o, "mode", &mode) < 0 || srv_json_num(&o, "beta", 0.01, 1000, &beta) < 0 ||
         srv_json_int(&o, "top_k", 0, MAX_COUNT, &top_k) < 0 || srv_json_int(&o, "k_max", 1, MAX_COUNT, &k_max) < 0 ||
-        srv_json_int(&o, "n_sink", 0, MAX_COUNT, &n_sink) < 0 || srv_json_int(&o, "n_local", 1, MAX_COUNT, &n_local) < 0)
+        srv_json_int(&o, "n_sink", 0, MAX_COUNT, &n_sink) < 0 || srv_json_int(&o, "n_local", 1, MAX_COUNT, &n_local) < 0 ||
+        srv_json_bool(&o, "estimate", &a->estimate) < 0)
         return -EINVAL;
     if (eng_attn_mode_parse(mode, &a->mode) < 0)
         return srv_fault_bad(f, "attention.mode", "\"attention.mode\" must be full, streaming, flat, graph or auto, not \"%.40s\"", mode);

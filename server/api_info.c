@@ -57,8 +57,8 @@ void srv_info_props(const srv_app *app, srv_buf *out)
     srv_buf_printf(out, ",\"n_threads\":%u", i->n_threads);
     /* A session that is still being stored has an index to come. */
     srv_buf_printf(out, ",\"index_pending\":%u", s.index_pending + (atomic_load(&app->sealing) ? 1 : 0));
-    srv_buf_printf(out, ",\"attention\":{\"mode\":\"%s\",\"top_k\":%u,\"beta\":%.7g,\"k_max\":%u,\"n_sink\":%u,\"n_local\":%u}",
-                   eng_attn_mode_name(a->mode), a->top_k, a->beta, a->k_max, a->n_sink, a->n_local);
+    srv_buf_printf(out, ",\"attention\":{\"mode\":\"%s\",\"top_k\":%u,\"beta\":%.7g,\"k_max\":%u,\"n_sink\":%u,\"n_local\":%u,\"estimate\":%s}",
+                   eng_attn_mode_name(a->mode), a->top_k, a->beta, a->k_max, a->n_sink, a->n_local, a->estimate ? "true" : "false");
     srv_buf_printf(out, ",\"cache\":{\"bytes\":%zu,\"limit\":%zu,\"segments\":%u,\"hits\":%llu,\"misses\":%llu,\"evictions\":%llu}",
                    s.cache_bytes, s.cache_limit, s.segments, (unsigned long long)s.hits, (unsigned long long)s.misses,
                    (unsigned long long)s.evictions);

@@ -127,6 +127,7 @@ int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t e
     a.top_k = s->attn_top_k;
     a.beta = (float)s->attn_beta;
     a.k_max = s->attn_k_max;
+    a.estimate = !strcmp(s->estimate, "on");
     *ret = a;
     return 0;
 }

@@ -48,7 +48,7 @@ static void engine(srv_buf *b, const eng_stats *s)
     metric(b, "gauge", "retrievald_cache_limit_bytes", "Most bytes of kept contexts.", (double)s->cache_limit);
     metric(b, "gauge", "retrievald_cache_segments", "Segments kept.", s->segments);
     metric(b, "gauge", "retrievald_index_bytes", "Bytes of indexes.", (double)s->index_bytes);
-    metric(b, "gauge", "retrievald_index_pending", "Graphs wanted and not ready.", s->index_pending);
+    metric(b, "gauge", "retrievald_index_pending", "Indexes wanted and not ready.", s->index_pending);
     metric(b, "counter", "retrievald_index_seconds_total", "CPU seconds spent on building indexes.", s->index_seconds);
     metric(b, "counter", "retrievald_keys_held_total", "Keys in context, over steps, layers and query heads.", (double)s->keys_held);
     metric(b, "counter", "retrievald_keys_attended_total", "Keys read of those.", (double)s->keys_attended);

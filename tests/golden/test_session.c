@@ -158,8 +158,9 @@ START_TEST(retrieval_through_the_engine)
     t_rng r = t_seed(6);
     enum { N = 4000 };
     int32_t ids[N], out[20], want[20];
-    float l[VOCAB], lf[VOCAB];
+    float l[VOCAB], lf[VOCAB], first[VOCAB];
     random_ids(e, &r, ids, N);
+    answer(e, request(ids, N, ENG_ATTN_FULL), want, 1, first);
     answer(e, request(ids, N, ENG_ATTN_FULL), want, 20, lf);
     eng_request q = request(ids, N, ENG_ATTN_FLAT);
     q.attention.top_k = N;
@@ -173,6 +174,21 @@ START_TEST(retrieval_through_the_engine)
     eng_stats st;
     eng_stats_get(e, &st);
     ck_assert_uint_gt(st.index_pending, 0);
+    /* codes of all heads come before any graph: then a few keys and the estimate bring answers nearer to full attention */
+    uint32_t heads = eng_info_get(e)->n_layer * eng_info_get(e)->n_head_kv;
+    for (; st.index_pending > heads; eng_stats_get(e, &st))
+        eng_idle(e, 1, NULL);
+    double error[2] = {0};
+    for (int estimate = 0; estimate < 2; estimate++) {
+        q.attention.top_k = 50;
+        q.attention.estimate = estimate;
+        t = answer(e, q, out, 1, l);
+        ck_assert_uint_gt(t.n_flat, 0);
+        ck_assert_double_lt(t.keys_attended, estimate ? 128 + 2 * 512 + 50 + 64 : 128 + 512 + 50 + 2);
+        for (int v = 0; v < VOCAB; v++)
+            error[estimate] += (l[v] - first[v]) * (l[v] - first[v]);
+    }
+    ck_assert_msg(error[1] * 9 < error[0], "squared error %g with the estimate, %g without", error[1], error[0]);
     while (eng_idle(e, 50, NULL))
         ;
     eng_stats_get(e, &st);

@@ -129,6 +129,7 @@ WRONG = [
     ({"prompt": "x", "attention": {"beta": "x"}}, "attention.beta", []),
     ({"prompt": "x", "attention": {"beta": 0}}, "attention.beta", []),
     ({"prompt": "x", "attention": {"k_max": 0}}, "attention.k_max", []),
+    ({"prompt": "x", "attention": {"estimate": "off"}}, "attention.estimate", []),
     ({"prompt": "x", "attention": {"n_sink": 1e12}}, "attention.n_sink", []),
     ({"prompt": "x", "attention": {"n_local": 0}}, "attention.n_local", []),
     # not there yet

@@ -96,7 +96,7 @@ def test_retrieval_reads_fewer_keys(real):
     full = chat(real, messages, max_tokens=8, attention={"mode": "full"})["timings"]
     assert full["keys_attended"] == full["keys_held"] and full["attention"] == "full"
     for mode in ("streaming", "flat"):
-        t = chat(real, messages, max_tokens=8, attention={"mode": mode, "top_k": 32, **window})["timings"]
+        t = chat(real, messages, max_tokens=8, attention={"mode": mode, "top_k": 32, "estimate": False, **window})["timings"]
         assert t["attention"] == mode and t["keys_held"] == pytest.approx(full["keys_held"], rel=0.05)
         assert t["keys_attended"] < full["keys_attended"] / 4
         assert (t["n_flat"] > 0) == (mode == "flat")
@@ -109,6 +109,8 @@ def test_graph_is_built_and_used(real):
     until(lambda: real.get("/props").json()["index_pending"] == 0, 300)
     t = chat(real, messages("On which shelf is item 5?"), max_tokens=8, attention={"mode": "graph", "n_sink": 16, "n_local": 64})["timings"]
     assert t["cache_n"] > 1000 and t["n_graph"] > 0 and t["keys_attended"] < t["keys_held"]
+    t = chat(real, messages("On which shelf is item 6?"), max_tokens=8, attention={"mode": "auto", "n_sink": 16, "n_local": 64})["timings"]
+    assert t["cache_n"] > 1000 and t["n_flat"] > 0 and t["n_graph"] == 0 and t["keys_attended"] < t["keys_held"]
 
 
 def test_seed(real):

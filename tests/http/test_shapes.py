@@ -177,7 +177,7 @@ def test_null_means_absent_and_unknown_fields_pass(fake):
 
 def test_attention_is_passed_on(fake):
     for mode in ("full", "streaming", "flat", "graph", "auto"):
-        a = fake.post(TEXT, text("ok", attention={"mode": mode, "top_k": 10, "beta": 7.5, "k_max": 9, "n_sink": 0, "n_local": 1})).json()
+        a = fake.post(TEXT, text("ok", attention={"mode": mode, "top_k": 10, "beta": 7.5, "k_max": 9, "n_sink": 0, "n_local": 1, "estimate": False})).json()
         assert a["timings"]["attention"] == mode
 
 

@@ -225,6 +225,7 @@ static eng_attention policy_of(eng_attn_mode mode, uint32_t sink, uint32_t local
     p.n_sink = sink;
     p.n_local = local;
     p.top_k = top_k;
+    p.estimate = false;
     return p;
 }
 
@@ -342,7 +343,8 @@ START_TEST(graph_stays_in_range)
         for (uint32_t i = 0; i < WHOLE; i++) {
             pos[i] = i;
             for (uint32_t g = 0; g < GROUP; g++)
-                kernels()->kv_store[ENG_KV_F16](f.q + ((size_t)i * HEADS * GROUP + h * GROUP + g) * DIM, train + ((size_t)i * GROUP + g) * DIM, DIM);
+                kernels()->kv_store[ENG_KV_F16](f.q + ((size_t)i * HEADS * GROUP + h * GROUP + g) * DIM,
+                                                train + ((size_t)i * GROUP + g) * DIM, DIM);
         }
         idx_rows keys = {eng_segment_k(seg, 1, h, 0), f.shape.row_k, WHOLE, DIM, IDX_F16};
         idx_queries queries = {train, pos, WHOLE, GROUP};
@@ -471,6 +473,92 @@ START_TEST(sliding_decode)
 }
 END_TEST
 
+static void build_codes(eng_segment *seg)
+{
+    const eng_kv_shape *shape = seg->shape;
+    for (uint32_t h = 0; h < HEADS; h++) {
+        idx_rows keys = {eng_segment_k(seg, 1, h, 0), shape->row_k, seg->n, DIM, (idx_type)shape->type_k};
+        idx_rows values = {eng_segment_v(seg, 1, h, 0), shape->row_v, seg->n, DIM, (idx_type)shape->type_v};
+        idx_builder *b;
+        ck_assert_int_eq(idx_builder_new_codes(&keys, &values, &b), 0);
+        ck_assert_int_eq(idx_builder_step(b, 0), 0);
+        ck_assert_int_eq(idx_builder_finish(b, &seg->codes[HEADS + h]), 0);
+        idx_builder_free(b);
+    }
+    seg->n_codes = LAYERS * HEADS; /* layer 0 is not asked for */
+}
+
+/* Where attention with the estimate is exact: with values of a few kinds, which are clusters of one value each, and with any values for a
+ * query of zeros, where a cluster's mean is all that matters. Over a short segment and a coded one, cut off where another continuation
+ * begins, while the window moves into it; every key counts once, and none beyond the cut. Without codes everything is read. */
+START_TEST(estimate_where_it_is_exact)
+{
+    enum { FIRST = 30, CUT = 1290, SINK = 50, LOCAL = 60, TOP = 25 };
+    static const uint32_t cuts[] = {FIRST, 1400};
+    for (int round = 0; round < 6; round++) {
+        int type = round / 2;
+        bool few = round % 2;
+        fixture f;
+        float out[HEADS * GROUP * DIM];
+        setup(&f, (eng_kv_type)type, 2, cuts, 2, 1);
+        t_rng r = t_seed(3);
+        float kinds[4][DIM];
+        for (int i = 0; i < 4 * DIM; i++)
+            kinds[i / DIM][i % DIM] = t_normal(&r);
+        eng_segment *seg = f.view.spans[1].seg, *delta;
+        if (!few)
+            memset(f.q, 0, sizeof(float) * N * HEADS * GROUP * DIM);
+        for (uint32_t h = 0; h < HEADS && few; h++)
+            for (uint32_t pos = 0; pos < N; pos++) {
+                eng_segment *s = f.view.spans[eng_view_find(&f.view, pos)].seg;
+                uint8_t *v = eng_segment_v(s, 1, h, pos - s->start);
+                kernels()->kv_store[type](kinds[t_u64(&r) % 4], v, DIM);
+                kernels()->kv_load[type](v, f.v[h] + pos * DIM, DIM);
+            }
+        eng_view view = {0};
+        ck_assert_int_eq(eng_segment_new(&f.shape, seg, CUT, N - CUT, true, &delta), 0);
+        ck_assert_int_eq(eng_view_add(&view, f.view.spans[0].seg, 0, FIRST), 0);
+        ck_assert_int_eq(eng_view_add(&view, seg, FIRST, CUT), 0);
+        ck_assert_int_eq(eng_view_add(&view, delta, CUT, N), 0);
+        for (uint32_t h = 0; h < HEADS; h++)
+            for (uint32_t pos = CUT; pos < N; pos++) {
+                kernels()->kv_store[type](f.k[h] + pos * DIM, eng_segment_k(delta, 1, h, pos - CUT), DIM);
+                kernels()->kv_store[type](kinds[h], eng_segment_v(delta, 1, h, pos - CUT), DIM);
+                kernels()->kv_load[type](eng_segment_v(delta, 1, h, pos - CUT), f.v[h] + pos * DIM, DIM);
+            }
+        for (int coded = 0; coded < 2; coded++) {
+            eng_attention p = policy_of(ENG_ATTN_AUTO, SINK, LOCAL, TOP);
+            p.estimate = true;
+            ck_assert_int_eq(eng_attn_setup(f.attn, &p, &view, N, N), 0);
+            if (coded)
+                build_codes(seg); /* becomes ready in the middle of a session */
+            for (uint32_t n = CUT + 1; n < CUT + 210; n += 23) {
+                uint64_t before = eng_attn_counted(f.attn)->attended;
+                const float *q = f.q + (size_t)(n - 1) * HEADS * GROUP * DIM;
+                delta->n = n - CUT;
+                eng_attn_step(f.attn, &view, n);
+                eng_attn_decode(f.attn, &view, 1, q, out);
+                bool use[N] = {0};
+                memset(use, 1, n);
+                double tol = coded ? few ? 5e-3 : 2e-4 : tolerance;
+                for (uint32_t h = 0; h < HEADS * GROUP; h++) {
+                    double want[DIM];
+                    reference(q + h * DIM, f.k[h / GROUP], f.v[h / GROUP], use, N, want);
+                    for (int j = 0; j < DIM; j++)
+                        ck_assert_double_eq_tol(out[h * DIM + j], want[j], tol);
+                }
+                uint64_t attended = eng_attn_counted(f.attn)->attended - before;
+                uint32_t local = n - LOCAL < CUT ? (n - LOCAL) & ~63u : CUT, dense = n - local;
+                ck_assert_uint_eq(attended, (coded ? SINK + TOP + dense : n) * HEADS * GROUP);
+            }
+        }
+        eng_view_done(&view);
+        eng_segment_unref(delta);
+        teardown(&f);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("attention");
@@ -486,6 +574,7 @@ int main(void)
     tcase_add_test(c, graph_stays_in_range);
     tcase_add_loop_test(c, sliding_prefill, 0, N_WINDOWS);
     tcase_add_loop_test(c, sliding_decode, 0, N_WINDOWS);
+    tcase_add_test(c, estimate_where_it_is_exact);
     suite_add_tcase(s, c);
     return t_run(s);
 }

@@ -65,7 +65,7 @@ static const char *const modes[] = {"full", "streaming", "flat", "graph", "auto"
 
 eng_attention eng_attention_default(void)
 {
-    return (eng_attention){ENG_ATTN_AUTO, 128, 512, 0, 8.0f, 1024};
+    return (eng_attention){ENG_ATTN_AUTO, 128, 512, 0, 8.0f, 1024, true};
 }
 
 const char *eng_attn_mode_name(eng_attn_mode m)

@@ -12,6 +12,7 @@ import os
 import sys
 
 SINKS, ROWS, STEPS = 128, 6000, 48
+WITH_VALUES = {"text_l6_kv0"}
 
 
 def load(path):
@@ -48,6 +49,8 @@ def cut(source, destination):
     for name, rows in (("keys.npy", kept), ("key_pos.npy", kept), ("prefill_q.npy", queries), ("prefill_q_pos.npy", queries),
                        ("decode_q.npy", range(STEPS))):
         take(source, destination, name, rows)
+    if os.path.basename(source) in WITH_VALUES:
+        take(source, destination, "values.npy", kept)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,468 @@
+/* Codes: every key in a byte a dimension, in the order of value clusters.
+ *
+ * Scores need no more of a key than this to find the best ones, if the mean key is taken off first: keys share a large offset that moves
+ * every score alike and would eat the byte's range. Besides, a scan that sees every score knows every key's softmax weight; only reading
+ * all values would be dear. So the values are quantised, as vectors: k-means over the values of a run of about 8,192 rows, a centroid
+ * per 32. What isn't retrieved counts with its own weight and its cluster's mean value (codes_scan.c). Codes lie in cluster order, so that
+ * a cluster's weight is a sum over neighbours.
+ *
+ * k-means needs no perfection: it learns from a sample, in a few rounds, and each row is then assigned once. */
+#include "graph_build.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SAMPLE = 8, /* sampled rows per centroid */
+    ROUNDS = 4,
+    PIECE_ROWS = 128, /* rows assigned per step */
+    PIECE_BLOCKS = 32,
+};
+
+typedef enum { RUN_BEGIN, RUN_TRAIN, RUN_ASSIGN, RUN_ORDER, RUN_SUM } run_stage;
+
+struct idx_codes_build {
+    idx_rows values;
+    double *key_sum; /* [dim] */
+    uint32_t n_finite;
+    double noise; /* sum of squared errors of a dimension */
+    float *mean;  /* [dim_pad] */
+
+    /* the run at hand: rows [lo, hi) */
+    uint32_t run, lo, hi, n_cent, n_cent_pad, n_sample, round;
+    run_stage stage;
+    float *sample;       /* [.. + 16][dim_pad] */
+    float *panel, *half; /* [dim][n_cent_pad], [n_cent_pad] */
+    float *sums;         /* [n_cent][dim_pad] */
+    uint32_t *counts;    /* [n_cent + 1] */
+    uint32_t *assigned;  /* [hi - lo + 16] */
+    uint32_t *order;     /* [hi - lo + 16]: rows */
+    float *rows;         /* [16][dim_pad] */
+
+    /* all runs so far */
+    uint32_t n_clusters, max_clusters;
+    uint32_t *first, *run_first; /* slots, clusters */
+    uint16_t *ids;
+    float *cluster_sums; /* [max_clusters][dim_pad] */
+};
+
+/* ---- layout ----------------------------------------------------------------------------------------------------- */
+
+uint32_t idx_codes_runs(uint32_t n)
+{
+    uint32_t runs = (uint32_t)(((uint64_t)n + IDX_RUN / 2) / IDX_RUN);
+    return runs ? runs : 1;
+}
+
+void idx_codes_run_rows(uint32_t n, uint32_t run, uint32_t *ret_lo, uint32_t *ret_hi)
+{
+    uint64_t runs = idx_codes_runs(n);
+    *ret_lo = (uint32_t)((uint64_t)n * run / runs);
+    *ret_hi = (uint32_t)((uint64_t)n * (run + (uint64_t)1) / runs);
+}
+
+uint32_t idx_codes_run_of(uint32_t n, uint32_t row)
+{
+    uint32_t runs = idx_codes_runs(n), run = (uint32_t)((uint64_t)row * runs / n), lo, hi;
+    for (;;) { /* the guess is at most one off */
+        idx_codes_run_rows(n, run, &lo, &hi);
+        if (row < lo)
+            run--;
+        else if (row >= hi)
+            run++;
+        else
+            return run;
+    }
+}
+
+uint32_t idx_codes_max_clusters(uint32_t n)
+{
+    return n / IDX_CLUSTER + n / IDX_MAX_CLUSTER + idx_codes_runs(n) + 1;
+}
+
+uint32_t idx_codes_sum_stride(uint32_t dim)
+{
+    return idx_dim_pad(dim);
+}
+
+size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[8])
+{
+    if (!n || n > IDX_MAX_ROWS || !dim || dim > IDX_MAX_DIM || !n_clusters || n_clusters > idx_codes_max_clusters(n))
+        return 0;
+    size_t blocks = ((size_t)n + IDX_BLOCK - 1) / IDX_BLOCK, dim_pad = idx_dim_pad(dim), at = sizeof(idx_header);
+    const size_t bytes[8] = {dim_pad * 4,
+                             ((size_t)n_clusters + 1) * 4,
+                             ((size_t)idx_codes_runs(n) + 1) * 4,
+                             blocks * 4,
+                             blocks * IDX_BLOCK * 2,
+                             blocks * IDX_BLOCK * 4,
+                             n_clusters * dim_pad * 4,
+                             blocks * ((dim + 3) / 4) * 64};
+    for (int i = 0; i < 8; i++) {
+        ret_offset[i] = at;
+        at += (bytes[i] + IDX_ALIGN - 1) / IDX_ALIGN * IDX_ALIGN;
+    }
+    return at;
+}
+
+/* ---- clusters of one run ---------------------------------------------------------------------------------------- */
+
+static bool all_finite(const float *x, uint32_t n)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += fabsf(x[i]);
+    return sum < INFINITY;
+}
+
+/* Values that aren't finite would be in every estimate; they count as 0. */
+static void load_values(const idx_builder *b, float *dst, const uint32_t *ids, uint32_t first, uint32_t n)
+{
+    b->k->widen(dst, &b->codes->values, ids, first, n);
+    for (uint32_t i = 0; i < n; i++)
+        if (!all_finite(dst + (size_t)i * b->dim_pad, b->keys.dim))
+            memset(dst + (size_t)i * b->dim_pad, 0, (size_t)b->dim_pad * 4);
+}
+
+static void set_centroid(idx_builder *b, uint32_t c, const float *v, float scale)
+{
+    struct idx_codes_build *s = b->codes;
+    float norm = 0;
+    for (uint32_t j = 0; j < b->keys.dim; j++) {
+        float x = v[j] * scale;
+        s->panel[(size_t)j * s->n_cent_pad + c] = x;
+        norm += x * x;
+    }
+    s->half[c] = norm / 2;
+}
+
+/* The sample, and its evenly spaced members as first centroids. */
+static void run_begin(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    idx_codes_run_rows(b->keys.n, s->run, &s->lo, &s->hi);
+    uint32_t n = s->hi - s->lo;
+    s->n_cent = (n + IDX_CLUSTER - 1) / IDX_CLUSTER;
+    s->n_cent_pad = (s->n_cent + 15) & ~15u;
+    s->n_sample = n < s->n_cent * SAMPLE ? n : s->n_cent * SAMPLE;
+    memset(s->panel, 0, (size_t)b->keys.dim * s->n_cent_pad * 4);
+    for (uint32_t c = s->n_cent; c < s->n_cent_pad; c++)
+        s->half[c] = INFINITY;
+    for (uint32_t i = 0; i < s->n_sample; i++)
+        load_values(b, s->sample + (size_t)i * b->dim_pad, NULL, s->lo + (uint32_t)((uint64_t)i * n / s->n_sample), 1);
+    for (uint32_t c = 0; c < s->n_cent; c++)
+        set_centroid(b, c, s->sample + (size_t)((uint64_t)c * s->n_sample / s->n_cent) * b->dim_pad, 1);
+    s->round = 0;
+    s->stage = RUN_TRAIN;
+    b->sub = 0;
+}
+
+/* Lloyd's rounds over the sample. sub: next sampled row. A centroid that nothing is nearest to stays. */
+static void run_train(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t dim_pad = b->dim_pad, end = s->n_sample - b->sub < PIECE_ROWS ? s->n_sample : b->sub + PIECE_ROWS, near[IDX_BLOCK];
+    if (!b->sub) {
+        memset(s->sums, 0, (size_t)s->n_cent * dim_pad * 4);
+        memset(s->counts, 0, ((size_t)s->n_cent + 1) * 4);
+    }
+    for (uint32_t i = b->sub; i < end; i += IDX_BLOCK) {
+        b->k->nearest(s->sample + (size_t)i * dim_pad, b->keys.dim, s->panel, s->half, s->n_cent_pad, near);
+        for (uint32_t r = 0; r < IDX_BLOCK && i + r < end; r++) {
+            float *to = s->sums + (size_t)near[r] * dim_pad;
+            const float *v = s->sample + (size_t)(i + r) * dim_pad;
+            for (uint32_t j = 0; j < dim_pad; j++)
+                to[j] += v[j];
+            s->counts[near[r]]++;
+        }
+    }
+    b->sub = end;
+    if (end < s->n_sample)
+        return;
+    for (uint32_t c = 0; c < s->n_cent; c++)
+        if (s->counts[c])
+            set_centroid(b, c, s->sums + (size_t)c * dim_pad, 1 / (float)s->counts[c]);
+    b->sub = 0;
+    if (++s->round == ROUNDS)
+        s->stage = RUN_ASSIGN;
+}
+
+/* sub: next row of the run. */
+static void run_assign(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t n = s->hi - s->lo, end = n - b->sub < PIECE_ROWS ? n : b->sub + PIECE_ROWS;
+    for (uint32_t i = b->sub; i < end; i += IDX_BLOCK) {
+        load_values(b, s->rows, NULL, s->lo + i, end - i < IDX_BLOCK ? end - i : IDX_BLOCK);
+        b->k->nearest(s->rows, b->keys.dim, s->panel, s->half, s->n_cent_pad, s->assigned + i);
+    }
+    b->sub = end;
+    if (end == n)
+        s->stage = RUN_ORDER;
+}
+
+/* Slots by cluster, rows rising in each; empty clusters vanish, large ones are cut. */
+static void run_order(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t n = s->hi - s->lo;
+    memset(s->counts, 0, ((size_t)s->n_cent + 1) * 4);
+    for (uint32_t i = 0; i < n; i++)
+        s->counts[s->assigned[i] + 1]++;
+    s->run_first[s->run] = s->n_clusters;
+    for (uint32_t c = 0; c < s->n_cent; c++) {
+        uint32_t from = s->counts[c], to = from + s->counts[c + 1];
+        for (; from < to; from += IDX_MAX_CLUSTER)
+            s->first[s->n_clusters++] = s->lo + from;
+        s->counts[c + 1] = to;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = s->counts[s->assigned[i]]++;
+        s->order[slot] = s->lo + i;
+        s->ids[s->lo + slot] = (uint16_t)i;
+    }
+    s->first[s->n_clusters] = s->hi;
+    s->run_first[s->run + 1] = s->n_clusters;
+    s->stage = RUN_SUM;
+    b->sub = s->run_first[s->run];
+}
+
+static void add_rows(const idx_builder *b, float *to, const uint32_t *ids, uint32_t n)
+{
+    struct idx_codes_build *s = b->codes;
+    for (uint32_t i = 0; i < n; i += IDX_BLOCK) {
+        uint32_t part = n - i < IDX_BLOCK ? n - i : IDX_BLOCK;
+        load_values(b, s->rows, ids + i, 0, part);
+        for (uint32_t r = 0; r < part; r++)
+            for (uint32_t j = 0; j < b->dim_pad; j++)
+                to[j] += s->rows[(size_t)r * b->dim_pad + j];
+    }
+}
+
+/* sub: next cluster. */
+static void run_sum(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    for (uint32_t rows = 0; b->sub < s->n_clusters && rows < PIECE_ROWS * 8; b->sub++) {
+        uint32_t from = s->first[b->sub], n = s->first[b->sub + 1] - from;
+        float *to = s->cluster_sums + (size_t)b->sub * b->dim_pad;
+        memset(to, 0, (size_t)b->dim_pad * 4);
+        add_rows(b, to, s->order + (from - s->lo), n);
+        rows += n;
+    }
+    if (b->sub == s->n_clusters) {
+        s->run++;
+        s->stage = RUN_BEGIN;
+    }
+}
+
+static bool cluster_runs(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    static void (*const stages[])(idx_builder *) = {run_begin, run_train, run_assign, run_order, run_sum};
+    stages[s->stage](b);
+    b->at = s->lo;
+    return s->run == idx_codes_runs(b->keys.n);
+}
+
+/* ---- codes ------------------------------------------------------------------------------------------------------ */
+
+/* at: next row. */
+static bool mean_key(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t first = (uint32_t)b->at, end = b->keys.n - first < 4 * PIECE_ROWS ? b->keys.n : first + 4 * PIECE_ROWS, dim = b->keys.dim;
+    for (uint32_t i = first; i < end; i += IDX_BLOCK) {
+        uint32_t n = end - i < IDX_BLOCK ? end - i : IDX_BLOCK;
+        b->k->widen(s->rows, &b->keys, NULL, i, n);
+        for (uint32_t r = 0; r < n; r++) {
+            const float *v = s->rows + (size_t)r * b->dim_pad;
+            if (!all_finite(v, dim))
+                continue;
+            s->n_finite++;
+            for (uint32_t j = 0; j < dim; j++)
+                s->key_sum[j] += (double)v[j];
+        }
+    }
+    b->at = end;
+    if (end < b->keys.n)
+        return false;
+    for (uint32_t j = 0; j < dim && s->n_finite; j++)
+        s->mean[j] = (float)(s->key_sum[j] / s->n_finite);
+    return true;
+}
+
+static int codes_arena_new(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t n = b->keys.n, dim = b->keys.dim;
+    size_t at[8], bytes = idx_codes_layout(n, dim, s->n_clusters, at);
+    uint8_t *arena = idx_alloc(bytes, 1);
+    idx_index *ix = calloc(1, sizeof *ix);
+    if (!arena || !ix) {
+        free(arena);
+        free(ix);
+        return -ENOMEM;
+    }
+    memset(arena, 0, at[7]);
+    idx_header h = {
+        .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = IDX_FLAT, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes};
+    memcpy(arena, &h, sizeof h);
+    memcpy(arena + at[0], s->mean, (size_t)b->dim_pad * 4);
+    memcpy(arena + at[1], s->first, ((size_t)s->n_clusters + 1) * 4);
+    memcpy(arena + at[2], s->run_first, ((size_t)idx_codes_runs(n) + 1) * 4);
+    memcpy(arena + at[4], s->ids, (size_t)n * 2);
+    memcpy(arena + at[6], s->cluster_sums, (size_t)s->n_clusters * b->dim_pad * 4);
+    idx_index_bind(ix, arena, bytes);
+    uint32_t *of_block = (uint32_t *)(void *)(arena + at[3]);
+    for (uint32_t i = 0, c = 0; i < ix->code.n_blocks; i++) {
+        while (s->first[c + 1] <= i * IDX_BLOCK)
+            c++;
+        of_block[i] = c;
+    }
+    b->result = ix;
+    return 0;
+}
+
+/* v: a key less the mean; returns its scale. */
+static float encode(const float *v, uint32_t dim, uint32_t quads, uint8_t *codes)
+{
+    float most = 0;
+    bool finite = all_finite(v, dim);
+    for (uint32_t j = 0; j < dim && finite; j++)
+        most = fabsf(v[j]) > most ? fabsf(v[j]) : most;
+    float scale = most / 127, inverse = scale > 0 ? 1 / scale : 0;
+    if (!(inverse < INFINITY))
+        scale = inverse = 0;
+    for (uint32_t j = 0; j < 4 * quads; j++) {
+        int32_t u = 128 + (j < dim && finite ? (int32_t)lrintf(v[j] * inverse) : 0);
+        codes[(size_t)(j / 4) * 64 + j % 4] = (uint8_t)u;
+    }
+    return finite ? scale : NAN;
+}
+
+/* at: next block. */
+static bool emit_codes(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    if (!b->at)
+        b->error = codes_arena_new(b);
+    if (b->error)
+        return true;
+    idx_index *ix = b->result;
+    uint32_t n = b->keys.n, first = (uint32_t)b->at,
+             end = ix->code.n_blocks - first < PIECE_BLOCKS ? ix->code.n_blocks : first + PIECE_BLOCKS;
+    float *scales = (float *)(void *)(ix->arena + ((const uint8_t *)ix->code.scale - ix->arena));
+    uint8_t *codes = ix->arena + (ix->code.codes - ix->arena);
+    for (uint32_t block = first, run = 0, lo = 0, hi = 0; block < end; block++) {
+        uint8_t *to = codes + (size_t)block * ix->code.quads * 64;
+        uint32_t ids[IDX_BLOCK], in_block = n - block * IDX_BLOCK < IDX_BLOCK ? n - block * IDX_BLOCK : IDX_BLOCK;
+        for (uint32_t i = 0; i < in_block; i++) {
+            uint32_t slot = block * IDX_BLOCK + i;
+            if (slot >= hi || slot < lo) {
+                run = idx_codes_run_of(n, slot);
+                idx_codes_run_rows(n, run, &lo, &hi);
+            }
+            ids[i] = lo + ix->code.ids[slot];
+        }
+        b->k->widen(s->rows, &b->keys, ids, 0, in_block);
+        memset(to, 128, (size_t)ix->code.quads * 64);
+        for (uint32_t i = 0; i < in_block; i++) {
+            float *v = s->rows + (size_t)i * b->dim_pad;
+            for (uint32_t j = 0; j < b->keys.dim; j++)
+                v[j] -= s->mean[j];
+            float scale = encode(v, b->keys.dim, ix->code.quads, to + i * 4);
+            scales[block * IDX_BLOCK + i] = scale;
+            s->noise += scale == scale ? (double)scale * (double)scale / 12 : 0; /* rounding is uniform in +-1/2 */
+        }
+    }
+    b->at = end;
+    if (end < ix->code.n_blocks)
+        return false;
+    ((idx_header *)(void *)ix->arena)->noise = (float)sqrt(s->noise / n);
+    return true;
+}
+
+/* ---- builder ---------------------------------------------------------------------------------------------------- */
+
+void idx_codes_build_free(struct idx_codes_build *s)
+{
+    if (!s)
+        return;
+    void *parts[] = {s->key_sum,  s->mean,  s->sample, s->panel, s->half,      s->sums, s->counts,
+                     s->assigned, s->order, s->rows,   s->first, s->run_first, s->ids,  s->cluster_sums};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        free(parts[i]);
+    free(s);
+}
+
+static int codes_memory(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t n = b->keys.n, runs = idx_codes_runs(n);
+    size_t most = 0, dim_pad = b->dim_pad;
+    for (uint32_t i = 0; i < runs; i++) {
+        uint32_t lo, hi;
+        idx_codes_run_rows(n, i, &lo, &hi);
+        most = hi - lo > most ? hi - lo : most;
+    }
+    size_t cent = (most + IDX_CLUSTER - 1) / IDX_CLUSTER, cent_pad = (cent + 15) & ~(size_t)15;
+    size_t sampled = cent * SAMPLE < most ? cent * SAMPLE : most;
+    s->max_clusters = idx_codes_max_clusters(n);
+    s->key_sum = calloc(b->keys.dim, sizeof *s->key_sum);
+    s->mean = idx_alloc(dim_pad, 4);
+    s->sample = idx_alloc((sampled + IDX_BLOCK) * dim_pad, 4);
+    s->panel = idx_alloc(b->keys.dim * cent_pad, 4);
+    s->half = idx_alloc(cent_pad, 4);
+    s->sums = idx_alloc(cent * dim_pad, 4);
+    s->counts = idx_alloc(cent + 1, 4);
+    s->assigned = idx_alloc(most + IDX_BLOCK, 4);
+    s->order = idx_alloc(most + IDX_BLOCK, 4);
+    s->rows = idx_alloc(IDX_BLOCK * dim_pad, 4);
+    s->first = idx_alloc((size_t)s->max_clusters + 1, 4);
+    s->run_first = idx_alloc((size_t)runs + 1, 4);
+    s->ids = idx_alloc(n, 2);
+    s->cluster_sums = idx_alloc(s->max_clusters * dim_pad, 4);
+    if (!s->key_sum || !s->mean || !s->sample || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order || !s->rows ||
+        !s->first || !s->run_first || !s->ids || !s->cluster_sums)
+        return -ENOMEM;
+    memset(s->mean, 0, dim_pad * 4);
+    memset(s->sample, 0, (sampled + IDX_BLOCK) * dim_pad * 4);
+    memset(s->rows, 0, IDX_BLOCK * dim_pad * 4);
+    return 0;
+}
+
+static bool rows_fit(const idx_rows *r)
+{
+    return r->n && r->n <= IDX_MAX_ROWS && r->dim && r->dim <= IDX_MAX_DIM && r->type <= IDX_BF16 &&
+           (r->n == 1 || r->stride >= r->dim * idx_type_size(r->type));
+}
+
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, idx_builder **ret)
+{
+    static const idx_phase phases[] = {{mean_key, .05f}, {cluster_runs, .85f}, {emit_codes, .1f}};
+    if (!rows_fit(keys) || !rows_fit(values) || values->n != keys->n || values->dim != keys->dim)
+        return -EINVAL;
+    idx_builder *b = calloc(1, sizeof *b);
+    if (!b)
+        return -ENOMEM;
+    b->phases = phases;
+    b->n_phases = 3;
+    b->keys = *keys;
+    b->k = idx_kernels_get();
+    b->dim_pad = idx_dim_pad(keys->dim);
+    b->codes = calloc(1, sizeof *b->codes);
+    int r = b->codes ? 0 : -ENOMEM;
+    if (!r) {
+        b->codes->values = *values;
+        r = codes_memory(b);
+    }
+    if (r < 0) {
+        idx_builder_free(b);
+        return r;
+    }
+    *ret = b;
+    return 0;
+}

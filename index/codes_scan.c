@@ -1,0 +1,360 @@
+/* The scan of codes, in two phases, since a budget may hold over more than one index.
+ *
+ * Scan: scores of a tile of codes for all heads of the group; the best of them by a threshold (select.c), and every one's weight, summed
+ * per cluster. The weights' reference m is the largest score so far; the sums are scaled down when it rises, which it does some ten times
+ * in a scan. The best are scored again from the keys. Estimate: what stays retrieved is taken out of the sums, by the same scan-precision
+ * weights that went in. */
+#include "private.h"
+
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* A score by code is off by some hundredths, which is of no consequence for a key that weighs little and is sure to be wanted. So, where an
+ * estimate is made, whose weights are no better, candidates are scored again only if they are this near to the best one, or so near to the
+ * edge of the budget that the error could decide. */
+static const float near_best = 4;
+
+enum { MARGIN = 4 }; /* rms errors of a score that "near to the edge" means */
+
+/* ---- parts ------------------------------------------------------------------------------------------------------ */
+
+/* Cluster of a slot. */
+static uint32_t cluster_of(const idx_index *ix, uint32_t slot)
+{
+    uint32_t c = ix->code.at[slot / IDX_BLOCK];
+    while (ix->code.first[c + 1] <= slot)
+        c++;
+    return c;
+}
+
+static uint32_t run_of_cluster(const idx_index *ix, uint32_t c)
+{
+    return idx_codes_run_of(ix->header->n, ix->code.first[c]);
+}
+
+void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part, uint32_t parts, uint32_t *ret_first, uint32_t *ret_end)
+{
+    uint32_t n = ix->header->n, from, to, skip, edge[2];
+    idx_codes_run_rows(n, idx_codes_run_of(n, lo), &from, &skip);
+    idx_codes_run_rows(n, idx_codes_run_of(n, hi - 1), &skip, &to);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t slot = from + (uint32_t)((uint64_t)(to - from) * (part + i) / parts);
+        edge[i] = slot == to ? cluster_of(ix, to - 1) + 1 : cluster_of(ix, slot);
+    }
+    *ret_first = edge[0];
+    *ret_end = edge[1];
+}
+
+/* ---- scan ------------------------------------------------------------------------------------------------------- */
+
+/* s->q [group][dim_pad] as pairs of bytes. */
+static void code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
+{
+    uint32_t dim_pad = idx_dim_pad(ix->header->dim);
+    for (uint32_t h = 0; h < q->group; h++) {
+        const float *v = s->q + (size_t)h * dim_pad;
+        int8_t *hi = s->code_q + (size_t)h * 2 * dim_pad, *lo = hi + dim_pad;
+        float most = 0, size = 0, offset = 0, norm = 0;
+        int32_t sum_hi = 0, sum_lo = 0;
+        for (uint32_t j = 0; j < dim_pad; j++) {
+            most = fabsf(v[j]) > most ? fabsf(v[j]) : most;
+            size += fabsf(v[j]);
+            norm += v[j] * v[j];
+            offset += v[j] * ix->code.mean[j];
+        }
+        float unit = most / 4063, inverse = unit > 0 ? 1 / unit : 0;
+        if (!(size < INFINITY) || !(inverse < INFINITY))
+            unit = inverse = 0; /* an infinite or NaN query has a NaN or infinite offset */
+        for (uint32_t j = 0; j < dim_pad; j++) {
+            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * inverse) : 0, top = (x + 32 + 64 * 64) / 64 - 64;
+            hi[j] = (int8_t)top;
+            lo[j] = (int8_t)(x - 64 * top);
+            sum_hi += hi[j];
+            sum_lo += lo[j];
+        }
+        s->code_query[h] = (idx_code_query){hi,
+                                            lo,
+                                            -128 * sum_hi,
+                                            -128 * sum_lo,
+                                            unit * q->scale,
+                                            offset * q->scale,
+                                            MARGIN * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
+    }
+}
+
+/* What a scan works on. */
+typedef struct {
+    const idx_kernels *k;
+    const idx_index *ix;
+    const idx_query *q;
+    idx_scratch *s;
+    uint32_t first, end;
+    float *weights;
+    size_t ld;
+    float *m;
+} scan;
+
+/* Hides the tile's scores of slots outside [from, to) and, where the run is cut, of rows outside [lo, hi). */
+static void hide(const scan *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut)
+{
+    float add[IDX_TILE];
+    const uint16_t *ids = c->ix->code.ids + at;
+    if (!cut && at >= from && at + n <= to)
+        return;
+    uint32_t lo = c->q->lo, hi = c->q->hi;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t row = run_lo + ids[i];
+        add[i] = at + i < from || at + i >= to || row < lo || row >= hi ? -INFINITY : 0;
+    }
+    for (uint32_t h = 0; h < c->q->group; h++)
+        for (uint32_t i = 0; i < n; i++)
+            c->s->scores[(size_t)h * IDX_TILE + i] += add[i];
+}
+
+/* Adds the weights of a tile, slots [at, at + n), to their clusters' sums; `cluster` holds the first slot of [from, ..) in it. */
+static void add_weights(const scan *c, uint32_t h, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t cluster)
+{
+    const float *scores = c->s->scores + (size_t)h * IDX_TILE;
+    const uint32_t *first = c->ix->code.first;
+    float *w = c->weights + h * c->ld, best = c->s->tops[h].keep ? c->s->tops[h].best : c->k->max(scores, n, -INFINITY);
+    if (best > c->m[h]) {
+        float f = expf(c->m[h] - best);
+        for (uint32_t i = 0; i <= cluster - c->first; i++)
+            w[i] *= f;
+        c->m[h] = best;
+    }
+    c->k->weigh(scores, n, c->m[h], c->s->weigh);
+    uint32_t slot = at < from ? from : at, stop = at + n < to ? at + n : to;
+    for (; slot < stop; cluster++) {
+        uint32_t next = first[cluster + 1] < stop ? first[cluster + 1] : stop;
+        w[cluster - c->first] += c->k->sum(c->s->weigh + (slot - at), next - slot);
+        slot = next;
+    }
+}
+
+static void scan_run(const scan *c, uint32_t run)
+{
+    const idx_index *ix = c->ix;
+    idx_scratch *s = c->s;
+    uint32_t lo, hi, from = ix->code.first[c->first], to = ix->code.first[c->end], quads = ix->code.quads;
+    idx_codes_run_rows(ix->header->n, run, &lo, &hi);
+    from = from > lo ? from : lo;
+    to = to < hi ? to : hi;
+    if (from >= to || hi <= c->q->lo || lo >= c->q->hi)
+        return;
+    bool cut = lo < c->q->lo || hi > c->q->hi;
+    for (uint32_t at = from & ~(IDX_BLOCK - 1u); at < to; at += IDX_TILE) {
+        uint32_t n = to - at < IDX_TILE ? (to - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
+        uint32_t cluster = cluster_of(ix, at < from ? from : at);
+        c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, ix->code.scale + at, n / IDX_BLOCK, quads, s->code_query,
+                    c->q->group, s->scores, IDX_TILE);
+        hide(c, at, n, from, to, lo, cut);
+        for (uint32_t h = 0; h < c->q->group; h++) {
+            const float *scores = s->scores + (size_t)h * IDX_TILE;
+            if (s->tops[h].keep)
+                idx_top_add(c->k, &s->tops[h], NULL, at, scores, n, s->tmp);
+            if (c->weights)
+                add_weights(c, h, at, n, from, to, cluster);
+        }
+    }
+}
+
+/* Row of a slot; *lo, *hi: the run's rows of the last call, or 0. */
+static uint32_t row_of(const idx_index *ix, uint32_t slot, uint32_t *lo, uint32_t *hi)
+{
+    if (slot < *lo || slot >= *hi)
+        idx_codes_run_rows(ix->header->n, idx_codes_run_of(ix->header->n, slot), lo, hi);
+    return *lo + ix->code.ids[slot];
+}
+
+/* Drops the hits below `least`, and all but the first `quota` of those at it. */
+static void compact(idx_hits *x, float least, uint32_t quota)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < x->n; i++) {
+        bool equal = x->scores[i] == least;
+        if (!(x->scores[i] >= least) || (equal && !quota))
+            continue;
+        quota -= equal;
+        x->ids[kept] = x->ids[i];
+        x->scores[kept] = x->scores[i];
+        x->scanned[kept++] = x->scanned[i];
+    }
+    x->n = kept;
+}
+
+/* Scores the candidates of head h (slots) again, from the keys, but for those whose scores lie between sure_lo and sure_hi. */
+static void score_again(const scan *c, const idx_rows *keys, uint32_t h, idx_hits *x, float sure_lo, float sure_hi)
+{
+    uint32_t dim_pad = idx_dim_pad(keys->dim), ids[IDX_BLOCK], at[IDX_BLOCK], lo = 0, hi = 0;
+    float scores[IDX_BLOCK];
+    for (uint32_t i = 0, n = 0; i < x->n; i++) {
+        if (!(x->scanned[i] > sure_lo && x->scanned[i] < sure_hi)) {
+            ids[n] = row_of(c->ix, x->ids[i], &lo, &hi);
+            at[n++] = i;
+        }
+        if (!n || (n < IDX_BLOCK && i + 1 < x->n))
+            continue;
+        c->k->widen(c->s->rows, keys, ids, 0, n);
+        c->k->dots(c->s->rows, c->s->q + (size_t)h * dim_pad, 1, dim_pad, c->q->scale, scores, IDX_BLOCK);
+        while (n) {
+            n--;
+            x->scores[at[n]] = scores[n];
+        }
+    }
+}
+
+/* Turns the candidates of head h into hits: what the budget asks for. */
+static void rerank(const scan *c, const idx_rows *keys, uint32_t h, uint32_t top_k, float beta)
+{
+    const idx_index *ix = c->ix;
+    idx_scratch *s = c->s;
+    idx_top *t = &s->tops[h];
+    uint32_t lo = 0, hi = 0;
+    float floor = beta < INFINITY && c->q->floor ? c->q->floor[h] : -INFINITY, sure_lo = INFINITY, sure_hi = -INFINITY;
+    idx_hits x = {t->ids, t->scores, t->n, s->clusters + (t->ids - s->top_ids), s->scanned + (t->ids - s->top_ids)};
+    memcpy(x.scanned, x.scores, x.n * sizeof *x.scores);
+    if (c->weights && x.n) {
+        float margin = s->code_query[h].margin, best = c->k->max(x.scanned, x.n, floor), edge = best - beta;
+        if (x.n > top_k) {
+            float kth = idx_kth(c->k, x.scanned, x.n, top_k, s->tmp);
+            edge = kth > edge ? kth : edge;
+        }
+        sure_lo = edge + margin;
+        sure_hi = best - near_best;
+        compact(&x, edge - margin, UINT32_MAX);
+    }
+    score_again(c, keys, h, &x, sure_lo, sure_hi);
+    float best = c->k->max(x.scores, x.n, floor);
+    compact(&x, beta < INFINITY ? best - beta : -INFINITY, UINT32_MAX);
+    if (x.n > top_k) {
+        float least = idx_kth(c->k, x.scores, x.n, top_k, s->tmp);
+        uint32_t quota = top_k;
+        for (uint32_t i = 0; i < x.n; i++)
+            quota -= x.scores[i] > least;
+        compact(&x, least, quota);
+    }
+    for (uint32_t i = 0; i < x.n; i++) {
+        x.clusters[i] = cluster_of(ix, x.ids[i]);
+        x.ids[i] = row_of(ix, x.ids[i], &lo, &hi);
+    }
+    s->hits[h] = x;
+}
+
+int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q, uint32_t first, uint32_t end, idx_scratch *s,
+                   float *weights, size_t ld, float *ret_m, idx_hits **ret_hits)
+{
+    if (!ix || ix->header->kind != IDX_FLAT || ix->header->n != keys->n || ix->header->dim != keys->dim || !q->group ||
+        q->group > s->max_group || keys->dim > s->max_dim || q->lo > q->hi || q->hi > keys->n || first > end ||
+        end > ix->header->n_clusters)
+        return -EINVAL;
+    uint32_t span = q->hi - q->lo, top_k = q->budget.top_k < span ? q->budget.top_k : span;
+    if (top_k > s->max_k)
+        return -EINVAL;
+    float beta = q->budget.beta > 0 ? q->budget.beta : INFINITY;
+    scan c = {idx_kernels_get(), ix, q, s, first, end, weights, ld, ret_m};
+    idx_pad_queries(s->q, q->q, q->group, keys->dim);
+    code_queries(ix, q, s);
+    for (uint32_t h = 0; h < q->group; h++) {
+        float floor = q->floor && q->floor[h] == q->floor[h] ? q->floor[h] : -INFINITY;
+        idx_top_reset(&s->tops[h], top_k ? top_k + IDX_CODE_SPARE : 0, beta + s->code_query[h].margin, beta < INFINITY ? floor : -INFINITY);
+        s->tops[h].thr = -FLT_MAX; /* a hidden row's score is -INFINITY */
+        ret_m[h] = floor;
+        if (weights)
+            memset(weights + h * ld, 0, (end - first) * sizeof *weights);
+    }
+    if (first < end)
+        for (uint32_t run = run_of_cluster(ix, first), last = run_of_cluster(ix, end - 1); run <= last; run++)
+            scan_run(&c, run);
+    for (uint32_t h = 0; h < q->group; h++) {
+        idx_top_finish(c.k, &s->tops[h], s->tmp);
+        rerank(&c, keys, h, top_k, beta);
+    }
+    *ret_hits = s->hits;
+    return 0;
+}
+
+/* ---- estimate --------------------------------------------------------------------------------------------------- */
+
+int idx_codes_cut(const idx_index *ix, const idx_rows *values, idx_cut *cut)
+{
+    if (!ix || ix->header->kind != IDX_FLAT || values->n != ix->header->n || values->dim != ix->header->dim || cut->run >= ix->code.n_runs)
+        return -EINVAL;
+    const idx_kernels *k = idx_kernels_get();
+    uint32_t dim_pad = idx_dim_pad(values->dim), run_lo, run_hi, at = ix->code.run[cut->run], n = ix->code.run[cut->run + 1] - at;
+    idx_codes_run_rows(ix->header->n, cut->run, &run_lo, &run_hi);
+    memset(cut->sums, 0, (size_t)n * dim_pad * sizeof *cut->sums);
+    for (uint32_t c = 0; c < n; c++) {
+        float *to = cut->sums + (size_t)c * dim_pad;
+        uint32_t count = 0;
+        for (uint32_t slot = ix->code.first[at + c]; slot < ix->code.first[at + c + 1]; slot++) {
+            uint32_t row = run_lo + ix->code.ids[slot];
+            if (row < cut->lo || row >= cut->hi)
+                continue;
+            float v[IDX_MAX_DIM] __attribute__((aligned(64)));
+            k->widen(v, values, NULL, row, 1);
+            float size = 0;
+            for (uint32_t j = 0; j < dim_pad; j++)
+                size += fabsf(v[j]);
+            for (uint32_t j = 0; j < dim_pad && size < INFINITY; j++)
+                to[j] += v[j];
+            count++;
+        }
+        cut->counts[c] = count;
+    }
+    return 0;
+}
+
+static const idx_cut *find_cut(const idx_cut *cuts, uint32_t n_cuts, uint32_t run)
+{
+    for (uint32_t i = 0; i < n_cuts; i++)
+        if (cuts[i].run == run)
+            return &cuts[i];
+    return NULL;
+}
+
+uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, const float **ret_sums)
+{
+    uint32_t run = run_of_cluster(ix, first), next = ix->code.run[run + 1];
+    size_t dim_pad = idx_dim_pad(ix->header->dim);
+    const idx_cut *cut = find_cut(cuts, n_cuts, run);
+    *ret_sums = cut ? cut->sums + (first - ix->code.run[run]) * dim_pad : ix->code.sums + first * dim_pad;
+    return next < end ? next : end;
+}
+
+float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, float m, float factor,
+                   float *weights, const uint32_t *clusters, const float *scanned, uint32_t n_hits, uint32_t *taken, float *ret_hit_coef)
+{
+    const idx_kernels *k = idx_kernels_get();
+    float l = 0;
+    for (uint32_t i = 0; i < n_hits; i += IDX_TILE) {
+        float w[IDX_TILE + 16];
+        uint32_t n = n_hits - i < IDX_TILE ? n_hits - i : IDX_TILE;
+        k->weigh(scanned + i, n, m, w);
+        for (uint32_t j = 0; j < n; j++) {
+            uint32_t c = clusters[i + j] - first;
+            weights[c] -= w[j];
+            taken[c]++;
+        }
+    }
+    for (uint32_t c = first; c < end;) {
+        uint32_t run = run_of_cluster(ix, c), next = ix->code.run[run + 1] < end ? ix->code.run[run + 1] : end;
+        const idx_cut *cut = find_cut(cuts, n_cuts, run);
+        const uint32_t *counts = cut ? cut->counts + (c - ix->code.run[run]) : NULL, *at = ix->code.first + c;
+        for (uint32_t i = 0; i < next - c; i++) {
+            uint32_t left = (counts ? counts[i] : at[i + 1] - at[i]) - taken[c - first + i];
+            float w = weights[c - first + i] * factor;
+            w = left && w > 0 ? w : 0;
+            l += w;
+            weights[c - first + i] = left ? w / (float)left : 0;
+        }
+        c = next;
+    }
+    for (uint32_t i = 0; i < n_hits; i++)
+        ret_hit_coef[i] = weights[clusters[i] - first];
+    for (uint32_t i = 0; i < n_hits; i++)
+        taken[clusters[i] - first] = 0;
+    return l;
+}
