@@ -32,8 +32,7 @@ typedef struct {
     eng_attn_mode mode;
     uint32_t n_sink, n_local; /* window */
     uint32_t top_k;           /* > 0: this many keys a query head. 0: dynamic, by beta and k_max */
-    float beta;               /* dynamic: keys with score >= maximum - beta ... */
-    uint32_t k_max;           /* ... at most this many */
+    float beta; uint32_t k_max; /* dynamic: keys with score >= maximum - beta, at most k_max */
     bool estimate;            /* flat, auto: add an estimate of what is neither in the window nor retrieved */
 } eng_attention;
 
