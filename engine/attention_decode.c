@@ -5,10 +5,10 @@
  * it is attended densely, which is exact.
  *
  * Three pool jobs per layer:
- *   dense   (KV head, block of 512 positions) -> (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's arithmetic
- * does not see where segments meet, so `full` gives the same bits over one segment or many. search  (KV head, range) -> hits for the group,
- * by codes, scan or graph; the dense maximum is the floor of a dynamic budget. merge   (query head) -> the budget over all ranges at once,
- * attention over the hits, the estimate, then everything merged.
+ * - dense, a task per KV head and block of 512 positions: (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's
+ *   arithmetic does not see where segments meet, so `full` gives the same bits over one segment or many.
+ * - search, a task per KV head and range: hits for the group, by codes, scan or graph; the dense maximum is the floor of a dynamic budget.
+ * - merge, a task per query head: the budget over all ranges at once, attention over the hits, the estimate, then everything merged.
  */
 #include "attention_private.h"
 
