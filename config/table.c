@@ -9,7 +9,7 @@
 #define MAX_TOKENS 16777216.0
 #define ANY_LENGTH 0, 0
 
-static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", NULL};
+static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", "amx", NULL};
 static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
 static const char *const switches[] = {"on", "off", NULL};
 static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};

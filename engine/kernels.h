@@ -1,5 +1,5 @@
 /* The kernel table: every inner loop of the engine, once per instruction set. Filled once from the CPU's flags (or --cpu), read-only after.
- * kernels_scalar.c is complete and is the oracle; kernels_avx2.c and kernels_avx512.c overwrite what they do faster.
+ * kernels_scalar.c is complete and is the oracle; kernels_avx2.c, kernels_avx512.c and kernels_amx.c overwrite what they do faster.
  * All shapes are row-major; counts are elements unless a name says bytes. Pointers need no alignment. Accumulators are float32
  * unless stated (int32 inside a block of an integer dot). Nothing here allocates.
  *
@@ -35,8 +35,8 @@ typedef struct {
      * tmp: [ENG_NR][k] floats. bf16: k is even. */
     void (*pack_f32)(float *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp);
     void (*pack_bf16)(uint16_t *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k, float *tmp);
-    /* C[m][n <= ENG_NR], row stride ldc; A row stride lda. accumulate: C += instead of C = (so that a product cut along k gives the
-     * same bits). ldb: stride of the f32 panel's rows (ENG_NR for packed ones). */
+    /* C[m][n <= ENG_NR], row stride ldc; A row stride lda. accumulate: C += instead of C = (so that a product cut along k, for
+     * bf16 at a multiple of 32, gives the same bits). ldb: stride of the f32 panel's rows (ENG_NR for packed ones). */
     void (*gemm_f32)(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
                      bool accumulate);
     /* NULL where the CPU has no bf16 dot product: the engine then uses gemm_f32. */
@@ -77,5 +77,6 @@ int eng_kernels_get(eng_cpu want, const eng_kernels **ret, char *err, size_t err
 void eng_kernels_scalar(eng_kernels *k);
 void eng_kernels_avx2(eng_kernels *k);
 void eng_kernels_avx512(eng_kernels *k, bool bf16);
+void eng_kernels_amx(eng_kernels *k); /* over a table with bf16 */
 
 #endif

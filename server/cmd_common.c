@@ -46,8 +46,8 @@ static int parse_kv_type(const char *name, eng_kv_type *ret)
 static int parse_cpu(const char *name, eng_cpu *ret)
 {
     static const char *const names[] = {
-        [ENG_CPU_AUTO] = "auto", [ENG_CPU_SCALAR] = "scalar", [ENG_CPU_AVX2] = "avx2", [ENG_CPU_AVX512] = "avx512"};
-    for (int i = 0; i < 4; i++)
+        [ENG_CPU_AUTO] = "auto", [ENG_CPU_SCALAR] = "scalar", [ENG_CPU_AVX2] = "avx2", [ENG_CPU_AVX512] = "avx512", [ENG_CPU_AMX] = "amx"};
+    for (int i = 0; i <= ENG_CPU_AMX; i++)
         if (!strcmp(name, names[i])) {
             *ret = (eng_cpu)i;
             return 0;

@@ -29,10 +29,12 @@ def flags():
 @pytest.mark.parametrize("header", HEADERS, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_header_compiles_alone(header, flags):
     isa = []
-    if "avx" in header.name:
+    if "avx" in header.name or "amx" in header.name:
         isa = ["-mavx2", "-mfma", "-mf16c"]
-    if "avx512" in header.name:
+    if "avx512" in header.name or "amx" in header.name:
         isa += [f"-mavx512{x}" for x in ("f", "bw", "dq", "vl", "vnni", "bf16")]
+    if "amx" in header.name:
+        isa += ["-mamx-tile", "-mamx-bf16"]
     result = subprocess.run(
         ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wno-unused-function", "-Werror", "-fsyntax-only", *isa, *flags, "-x", "c", "-"],
         input=f'#include "{header}"\n', capture_output=True, text=True,

@@ -135,7 +135,7 @@ static double check(int run, eng_params p, double tolerance)
 static void check_all(eng_params p, double tolerance)
 {
     p.n_threads = 2;
-    for (eng_cpu cpu = ENG_CPU_SCALAR; cpu <= ENG_CPU_AVX512; cpu++) {
+    for (eng_cpu cpu = ENG_CPU_SCALAR; cpu <= ENG_CPU_AMX; cpu++) {
         const eng_kernels *k;
         char err[200];
         if (eng_kernels_get(cpu, &k, err, sizeof err) < 0) {

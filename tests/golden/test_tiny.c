@@ -76,7 +76,7 @@ START_TEST(float32_activations)
     p.f32_activations = true;
     p.type_k = p.type_v = ENG_KV_F32;
     p.n_threads = 2;
-    for (eng_cpu cpu = ENG_CPU_SCALAR; cpu <= ENG_CPU_AVX512; cpu++) {
+    for (eng_cpu cpu = ENG_CPU_SCALAR; cpu <= ENG_CPU_AMX; cpu++) {
         const eng_kernels *k;
         char err[200];
         if (eng_kernels_get(cpu, &k, err, sizeof err) < 0) {
@@ -94,7 +94,7 @@ START_TEST(fast_activations)
 {
     eng_params p = eng_params_default();
     p.n_threads = 2;
-    for (eng_cpu cpu = ENG_CPU_SCALAR; cpu <= ENG_CPU_AVX512; cpu++) {
+    for (eng_cpu cpu = ENG_CPU_SCALAR; cpu <= ENG_CPU_AMX; cpu++) {
         const eng_kernels *k;
         char err[200];
         if (eng_kernels_get(cpu, &k, err, sizeof err) < 0) {

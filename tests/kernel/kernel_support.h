@@ -14,7 +14,7 @@
 
 #define EPS 0x1p-24 /* half an ulp of float32: the relative error of one rounding */
 
-enum { T_AVX512_NO_BF16 = ENG_CPU_AVX512 + 1 }; /* a table of the tests: what an AVX-512 machine without BF16 gets */
+enum { T_AVX512_NO_BF16 = ENG_CPU_AMX + 1 }; /* a table of the tests: what an AVX-512 machine without BF16 gets */
 
 /* Loops over the kernel levels this machine has. */
 #define FOR_LEVELS(k)                                                                                                                      \
@@ -41,10 +41,12 @@ static inline const eng_kernels *t_level(int level)
 
 static inline void t_skip_lines(void)
 {
-    static const char *const names[] = {[ENG_CPU_SCALAR] = "scalar", [ENG_CPU_AVX2] = "avx2", [ENG_CPU_AVX512] = "avx512"};
-    for (int l = ENG_CPU_SCALAR; l <= ENG_CPU_AVX512; l++)
-        if (!t_level(l))
-            printf("SKIP level %s: this machine lacks it\n", names[l]);
+    static const char *const names[] = {[ENG_CPU_SCALAR] = "scalar", [ENG_CPU_AVX2] = "avx2", [ENG_CPU_AVX512] = "avx512", [ENG_CPU_AMX] = "amx"};
+    const eng_kernels *k;
+    char err[200];
+    for (int l = ENG_CPU_SCALAR; l <= ENG_CPU_AMX; l++)
+        if (eng_kernels_get((eng_cpu)l, &k, err, sizeof err))
+            printf("SKIP level %s: %s\n", names[l], err);
     const eng_kernels *best = t_level(ENG_CPU_AVX512);
     if (!best || !best->gemm_bf16)
         printf("SKIP gemm_bf16: this machine has no AVX-512 BF16\n");
