@@ -6,6 +6,9 @@
  * that n_tasks, read before it, belonged to that generation, and fn and ctx, read after it, cannot change until that task is counted in
  * n_done. A worker that comes late finds no task and touches nothing, so nobody waits for it.
  *
+ * CPUs: with a core for each thread the workers are pinned, and the caller is kept off their cores while the pool lives; left to the
+ * scheduler, it was seen to share a worker's CPU for seconds while another was idle.
+ *
  * Sleeping: a thread says that it sleeps (n_parked, caller_parked), looks once more, and only then calls futex; the other side changes the
  * futex word first and looks for sleepers after. Both in sequentially consistent order, so one of the two sees the other.
  */
@@ -48,6 +51,8 @@ struct eng_pool {
     bool crowded; /* fewer CPUs than threads: give the CPU away instead of spinning */
     uint32_t n_threads, n_started;
     worker *workers; /* [n_threads - 1] */
+    cpu_set_t *callers_cpus; /* what the caller may use without the pool; NULL: unchanged */
+    size_t callers_bytes;
 };
 
 /* ---- CPUs ------------------------------------------------------------------------------------------------------- */
@@ -71,55 +76,62 @@ static int core_of(int cpu)
     return cpu;
 }
 
-/* One usable CPU per physical core, in rising order. malloc'ed; NULL: no memory or the system does not tell. */
-static int *core_cpus(uint32_t *ret_cores, uint32_t *ret_cpus)
+/* The CPUs that this thread may use. NULL: no memory or the system does not tell; CPU_FREE. */
+static cpu_set_t *usable_cpus(int *ret_max)
 {
-    int *cpus = NULL, *cores = NULL;
-    cpu_set_t *set = NULL;
-    uint32_t n = 0, n_cpus = 0;
     for (int max = 1024; max <= 1 << 20; max *= 2) {
-        set = CPU_ALLOC((size_t)max);
+        cpu_set_t *set = CPU_ALLOC((size_t)max);
         if (!set)
             return NULL;
         if (sched_getaffinity(0, CPU_ALLOC_SIZE((size_t)max), set) == 0) {
-            cpus = malloc((size_t)max * sizeof *cpus);
-            cores = malloc((size_t)max * sizeof *cores);
-            for (int cpu = 0; cpus && cores && cpu < max; cpu++) {
-                if (!CPU_ISSET_S((size_t)cpu, CPU_ALLOC_SIZE((size_t)max), set))
-                    continue;
-                n_cpus++;
-                int core = core_of(cpu);
-                uint32_t i = 0;
-                while (i < n && cores[i] != core)
-                    i++;
-                if (i == n) {
-                    cores[n] = core;
-                    cpus[n++] = cpu;
-                }
-            }
-            CPU_FREE(set);
-            break;
+            *ret_max = max;
+            return set;
         }
         int err = errno;
         CPU_FREE(set);
         if (err != EINVAL) /* EINVAL: the kernel's mask is larger */
             return NULL;
     }
-    free(cores);
-    if (!n) {
-        free(cpus);
-        return NULL;
+    return NULL;
+}
+
+/* The cores that this thread may use, in rising order of their first usable CPUs. */
+typedef struct {
+    uint32_t n, n_cpus; /* n_cpus: of all these cores */
+    struct { int id, cpu; } *of; /* [n]; malloc'ed */
+} core_list;
+
+/* .n is 0 without memory or where the system does not tell. */
+static core_list find_cores(void)
+{
+    core_list l = {0};
+    int max;
+    cpu_set_t *set = usable_cpus(&max);
+    if (set)
+        l.of = malloc((size_t)max * sizeof *l.of);
+    for (int cpu = 0; l.of && cpu < max; cpu++) {
+        if (!CPU_ISSET_S((size_t)cpu, CPU_ALLOC_SIZE((size_t)max), set))
+            continue;
+        l.n_cpus++;
+        int id = core_of(cpu);
+        uint32_t i = 0;
+        while (i < l.n && l.of[i].id != id)
+            i++;
+        if (i == l.n) {
+            l.of[l.n].id = id;
+            l.of[l.n++].cpu = cpu;
+        }
     }
-    *ret_cores = n;
-    *ret_cpus = n_cpus;
-    return cpus;
+    if (set)
+        CPU_FREE(set);
+    return l;
 }
 
 uint32_t eng_pool_cores(void)
 {
-    uint32_t n = 1, n_cpus;
-    free(core_cpus(&n, &n_cpus));
-    return n;
+    core_list l = find_cores();
+    free(l.of);
+    return l.n ? l.n : 1;
 }
 
 static void pin(pthread_t thread, int cpu)
@@ -132,6 +144,29 @@ static void pin(pthread_t thread, int cpu)
     CPU_SET_S((size_t)cpu, bytes, set);
     pthread_setaffinity_np(thread, bytes, set); /* only a hint: a refusal changes no result */
     CPU_FREE(set);
+}
+
+/* Keeps this thread off the workers' cores, which are 1 .. n_threads - 1. Only a hint, too. */
+static void leave_cores(eng_pool *p, const core_list *l)
+{
+    int max;
+    cpu_set_t *all = usable_cpus(&max), *rest = all ? CPU_ALLOC((size_t)max) : NULL;
+    size_t bytes = all ? CPU_ALLOC_SIZE((size_t)max) : 0;
+    if (!rest) {
+        CPU_FREE(all);
+        return;
+    }
+    memcpy(rest, all, bytes);
+    for (int cpu = 0; cpu < max; cpu++) {
+        int id = CPU_ISSET_S((size_t)cpu, bytes, all) ? core_of(cpu) : -1;
+        for (uint32_t i = 1; i < p->n_threads; i++)
+            if (l->of[i].id == id)
+                CPU_CLR_S((size_t)cpu, bytes, rest);
+    }
+    sched_setaffinity(0, bytes, rest);
+    CPU_FREE(rest);
+    p->callers_cpus = all;
+    p->callers_bytes = bytes;
 }
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
@@ -275,10 +310,9 @@ int eng_pool_new(uint32_t n_threads, eng_pool **ret)
         free(p);
         return -ENOMEM;
     }
-    uint32_t n_cores = 0, n_cpus = 0;
-    int *cpus = core_cpus(&n_cores, &n_cpus);
-    p->crowded = cpus && n_threads > n_cpus;
-    bool pinned = cpus && n_threads <= n_cores;
+    core_list cores = find_cores();
+    p->crowded = cores.n && n_threads > cores.n_cpus;
+    bool pinned = n_threads > 1 && n_threads <= cores.n;
 
     /* Signals are the business of the threads outside. */
     sigset_t all, old;
@@ -294,10 +328,12 @@ int eng_pool_new(uint32_t n_threads, eng_pool **ret)
         p->n_started++;
         pthread_setname_np(w->thread, "pool");
         if (pinned) /* the first core is left to the caller */
-            pin(w->thread, cpus[i]);
+            pin(w->thread, cores.of[i].cpu);
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    free(cpus);
+    if (pinned && !rc)
+        leave_cores(p, &cores);
+    free(cores.of);
     if (rc) {
         eng_pool_free(p);
         return rc;
@@ -315,6 +351,10 @@ void eng_pool_free(eng_pool *p)
     futex_wake(&p->generation, INT_MAX);
     for (uint32_t i = 0; i < p->n_started; i++)
         pthread_join(p->workers[i].thread, NULL);
+    if (p->callers_cpus) {
+        sched_setaffinity(0, p->callers_bytes, p->callers_cpus);
+        CPU_FREE(p->callers_cpus);
+    }
     free(p->workers);
     free(p);
 }

@@ -13,7 +13,9 @@ typedef struct eng_pool eng_pool;
 typedef void eng_pool_fn(void *ctx, uint32_t task, uint32_t worker);
 
 uint32_t eng_pool_cores(void);                          /* physical cores this process may use */
-int eng_pool_new(uint32_t n_threads, eng_pool **ret);   /* >= 1 */
+/* >= 1. Where each thread gets a core, the calling thread is kept off the workers' cores until it frees the pool; threads that it starts
+ * in between inherit that. */
+int eng_pool_new(uint32_t n_threads, eng_pool **ret);
 void eng_pool_free(eng_pool *p);
 uint32_t eng_pool_threads(const eng_pool *p);
 

@@ -197,6 +197,47 @@ START_TEST(cores)
 }
 END_TEST
 
+enum { MOST = 256 };
+typedef struct {
+    atomic_uint n;
+    uint32_t n_threads;
+    cpu_set_t cpus[MOST];
+} apart;
+
+/* Every thread takes one: none is done before all have begun. */
+static void cpus_fn(void *ctx, uint32_t task, uint32_t worker)
+{
+    (void)task;
+    apart *a = ctx;
+    sched_getaffinity(0, sizeof a->cpus[worker], &a->cpus[worker]);
+    atomic_fetch_add(&a->n, 1);
+    while (atomic_load(&a->n) < a->n_threads)
+        sched_yield();
+}
+
+/* With a core each, no two threads of a pool may meet on a CPU, the caller included; without the pool it may use all again. */
+START_TEST(a_cpu_each)
+{
+    cpu_set_t all, after, both;
+    static apart a;
+    eng_pool *p;
+    a.n_threads = eng_pool_cores();
+    if (a.n_threads < 2 || a.n_threads > MOST)
+        return;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
+    ck_assert_int_eq(eng_pool_new(a.n_threads, &p), 0);
+    eng_pool_run(p, cpus_fn, &a, a.n_threads);
+    for (uint32_t i = 0; i < a.n_threads; i++)
+        for (uint32_t j = 0; j < i; j++) {
+            CPU_AND(&both, &a.cpus[i], &a.cpus[j]);
+            ck_assert_int_eq(CPU_COUNT(&both), 0);
+        }
+    eng_pool_free(p);
+    ck_assert_int_eq(sched_getaffinity(0, sizeof after, &after), 0);
+    ck_assert(CPU_EQUAL(&all, &after));
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("pool");
@@ -210,6 +251,7 @@ int main(void)
     tcase_add_test(t, worker_numbers_are_private);
     tcase_add_test(t, start_and_stop);
     tcase_add_test(t, cores);
+    tcase_add_test(t, a_cpu_each);
     suite_add_tcase(s, t);
     return t_run(s);
 }
