@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* ---- a GGUF file of a made-up vocabulary -------------------------------------------------------------------------- */
 
