@@ -48,6 +48,10 @@ typedef struct {
     uint32_t timeout;         /* -to: seconds a connection may be idle */
     uint32_t max_connections;
     char *log_level;          /* --log-level error|warning|info|debug */
+    /* bench index */
+    char *keys, *values, *queries, *train_queries, *key_positions, *train_positions; /* .npy files */
+    char *kind, *codes;       /* lists */
+    uint32_t replicas;
     /* run, bench, eval */
     char *file;               /* -f: document */
     char *prompt;             /* -p */
@@ -58,7 +62,7 @@ typedef struct {
 } cfg_settings;
 
 /* The commands that a setting belongs to. */
-enum { CFG_SERVE = 1, CFG_RUN = 2, CFG_BENCH_DECODE = 4, CFG_BENCH_PREFILL = 8, CFG_EVAL = 16, CFG_INSPECT = 32 };
+enum { CFG_SERVE = 1, CFG_RUN = 2, CFG_BENCH_DECODE = 4, CFG_BENCH_PREFILL = 8, CFG_EVAL = 16, CFG_INSPECT = 32, CFG_BENCH_INDEX = 64 };
 
 /* Fills *s from defaults, file, environment and argv[1..argc) for `command`. 0; -EINVAL with a sentence in err. After both, free it. */
 int cfg_load(cfg_settings *s, unsigned command, int argc, char **argv, char *err, size_t errlen);

@@ -4,7 +4,9 @@
 #define BENCH      (CFG_BENCH_DECODE | CFG_BENCH_PREFILL)
 #define LOADS      (SERVE_RUN | BENCH | CFG_EVAL)
 #define RETRIEVES  (SERVE_RUN | CFG_BENCH_DECODE | CFG_EVAL)
-#define ALL        (LOADS | CFG_INSPECT)
+#define SEARCHES   (RETRIEVES | CFG_BENCH_INDEX)
+#define MODELS     (LOADS | CFG_INSPECT)
+#define ALL        (MODELS | CFG_BENCH_INDEX)
 #define FIELD(x)   offsetof(cfg_settings, x)
 #define MAX_TOKENS 16777216.0
 #define ANY_LENGTH 0, 0
@@ -16,6 +18,8 @@ static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph"
 static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
+static const char *const kinds[] = {"flat", "graph", NULL};
+static const char *const codes[] = {"f16", "int8", NULL};
 static const char *const facts[] = {"table", "json", NULL};
 
 #define MODEL     "Model and engine"
@@ -29,7 +33,7 @@ static const char *const facts[] = {"table", "json", NULL};
  * only, so that a file written for the server does not change what a benchmark measures. */
 /* clang-format off */
 const cfg_row cfg_table[] = {
-    {MODEL, "model", "m", ALL, true, CFG_T_TEXT, FIELD(model), NULL, ANY_LENGTH, NULL, "FILE", "the model, a GGUF file"},
+    {MODEL, "model", "m", MODELS, true, CFG_T_TEXT, FIELD(model), NULL, ANY_LENGTH, NULL, "FILE", "the model, a GGUF file"},
     {MODEL, "chat-template", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template), NULL, ANY_LENGTH, NULL, "TEXT",
      "a Jinja template for conversations, instead of the model's"},
     {MODEL, "chat-template-file", NULL, SERVE_RUN, true, CFG_T_TEXT, FIELD(chat_template_file), NULL, ANY_LENGTH, NULL, "FILE",
@@ -43,7 +47,7 @@ const cfg_row cfg_table[] = {
     {MODEL, "threads", "t", LOADS, true, CFG_T_U32, FIELD(threads), "0", 0, 1024, NULL, "N", "compute threads; 0: one for each physical core"},
     {MODEL, "ubatch-size", "ub", LOADS, true, CFG_T_U32, FIELD(ubatch_size), "512", 1, 16384, NULL, "N",
      "prompt tokens computed at a time; answers do not depend on it"},
-    {MODEL, "cpu", NULL, LOADS, true, CFG_T_CHOICE, FIELD(cpu), "auto", ANY_LENGTH, cpus, "LEVEL", "instruction set of the kernels"},
+    {MODEL, "cpu", NULL, LOADS | CFG_BENCH_INDEX, true, CFG_T_CHOICE, FIELD(cpu), "auto", ANY_LENGTH, cpus, "LEVEL", "instruction set of the kernels"},
     {MODEL, "cache-type-k", "ctk", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_k), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept keys"},
     {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},
     {MODEL, "cache-ram", "cram", RETRIEVES, true, CFG_T_I64, FIELD(cache_ram), "8192", 0, 1073741824, NULL, "MIB",
@@ -74,16 +78,16 @@ const cfg_row cfg_table[] = {
      "attention modes to measure"},
     {ATTENTION, "attention", NULL, CFG_EVAL, false, CFG_T_CHOICE, FIELD(attention), "graph", ANY_LENGTH, modes, "MODE",
      "attention mode to compare with full"},
-    {ATTENTION, "attn-top-k", NULL, RETRIEVES, true, CFG_T_U32, FIELD(attn_top_k), "0", 0, MAX_TOKENS, NULL, "N",
+    {ATTENTION, "attn-top-k", NULL, SEARCHES, true, CFG_T_U32, FIELD(attn_top_k), "0", 0, MAX_TOKENS, NULL, "N",
      "keys retrieved for each query head; 0: as many as score within attn-beta of the best"},
-    {ATTENTION, "attn-beta", NULL, RETRIEVES, true, CFG_T_REAL, FIELD(attn_beta), "8", 0.01, 1000, NULL, "X",
+    {ATTENTION, "attn-beta", NULL, SEARCHES, true, CFG_T_REAL, FIELD(attn_beta), "8", 0.01, 1000, NULL, "X",
      "with attn-top-k 0: keys whose score is at least the best one less this are retrieved"},
-    {ATTENTION, "attn-k-max", NULL, RETRIEVES, true, CFG_T_U32, FIELD(attn_k_max), "1024", 1, MAX_TOKENS, NULL, "N",
+    {ATTENTION, "attn-k-max", NULL, SEARCHES, true, CFG_T_U32, FIELD(attn_k_max), "1024", 1, MAX_TOKENS, NULL, "N",
      "with attn-top-k 0: at most this many keys for each query head"},
-    {ATTENTION, "estimate", NULL, RETRIEVES, true, CFG_T_CHOICE, FIELD(estimate), "on", ANY_LENGTH, switches, "MODE",
+    {ATTENTION, "estimate", NULL, SEARCHES, true, CFG_T_CHOICE, FIELD(estimate), "on", ANY_LENGTH, switches, "MODE",
      "with attention flat or auto: estimate what the keys that are not read would add"},
-    {ATTENTION, "n-sink", NULL, RETRIEVES, true, CFG_T_U32, FIELD(n_sink), "128", 0, MAX_TOKENS, NULL, "N", "first tokens that are always read"},
-    {ATTENTION, "n-local", NULL, RETRIEVES, true, CFG_T_U32, FIELD(n_local), "512", 1, MAX_TOKENS, NULL, "N", "last tokens that are always read"},
+    {ATTENTION, "n-sink", NULL, SEARCHES, true, CFG_T_U32, FIELD(n_sink), "128", 0, MAX_TOKENS, NULL, "N", "first tokens that are always read"},
+    {ATTENTION, "n-local", NULL, SEARCHES, true, CFG_T_U32, FIELD(n_local), "512", 1, MAX_TOKENS, NULL, "N", "last tokens that are always read"},
 
     {SAMPLING, "n-predict", "n", SERVE_RUN, true, CFG_T_I32, FIELD(n_predict), "-1", -1, MAX_TOKENS, NULL, "N",
      "most tokens of an answer; -1: what fits"},
@@ -124,12 +128,29 @@ const cfg_row cfg_table[] = {
      "measure on this text; without it, on random tokens"},
     {COMMAND, "prompt", "p", CFG_RUN, false, CFG_T_TEXT, FIELD(prompt), NULL, ANY_LENGTH, NULL, "TEXT", "answer this one question and end"},
     {COMMAND, "n-prompt", "p", CFG_BENCH_PREFILL, false, CFG_T_NUMBERS, FIELD(prompt), "512", 1, MAX_TOKENS, NULL, "N,N,...", "prompt lengths to measure"},
+    {COMMAND, "keys", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(keys), NULL, ANY_LENGTH, NULL, "FILE", "keys of one head, .npy [n][dim]"},
+    {COMMAND, "values", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(values), NULL, ANY_LENGTH, NULL, "FILE", "their values, .npy [n][dim]"},
+    {COMMAND, "queries", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(queries), NULL, ANY_LENGTH, NULL, "FILE",
+     "queries of the group at successive steps, .npy [steps][group][dim]"},
+    {COMMAND, "train-queries", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(train_queries), NULL, ANY_LENGTH, NULL, "FILE",
+     "queries of the prompt to build from, .npy [m][group][dim]"},
+    {COMMAND, "train-positions", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(train_positions), NULL, ANY_LENGTH, NULL, "FILE",
+     "their positions, .npy [m]; without it, even distances"},
+    {COMMAND, "key-positions", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(key_positions), NULL, ANY_LENGTH, NULL, "FILE",
+     "positions of the keys, .npy [n]; without it, 0 to n - 1"},
+    {COMMAND, "kind", NULL, CFG_BENCH_INDEX, false, CFG_T_CHOICES, FIELD(kind), "flat,graph", ANY_LENGTH, kinds, "KINDS", "kinds of index to measure"},
+    {COMMAND, "codes", NULL, CFG_BENCH_INDEX, false, CFG_T_CHOICES, FIELD(codes), "f16,int8", ANY_LENGTH, codes, "CODES",
+     "what flat reads of a key: all of it (f16), or a code that finds candidates"},
+    {COMMAND, "replicas", NULL, CFG_BENCH_INDEX, false, CFG_T_U32, FIELD(replicas), "48", 1, 65536, NULL, "N",
+     "copies that are searched in turn, as many as a model has layers and KV heads, as far as memory allows"},
     {COMMAND, "depth", "d", CFG_BENCH_DECODE, false, CFG_T_NUMBERS, FIELD(depth), "0", 0, MAX_TOKENS, NULL, "N,N,...",
      "tokens in the context before decoding begins"},
     {COMMAND, "n-predict", "n", CFG_BENCH_DECODE, false, CFG_T_I32, FIELD(n_predict), "32", 1, 1048576, NULL, "N", "tokens to decode"},
+    {COMMAND, "n-predict", "n", CFG_BENCH_INDEX, false, CFG_T_I32, FIELD(n_predict), "90", 1, 1048576, NULL, "N", "first steps of the queries to use"},
     {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "256", 1, 1048576, NULL, "N", "last tokens of the text to compare at"},
     {COMMAND, "repeat", "r", BENCH, false, CFG_T_U32, FIELD(repeat), "3", 1, 1000, NULL, "N", "times that each test is run"},
-    {COMMAND, "output", "o", BENCH | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
+    {COMMAND, "repeat", "r", CFG_BENCH_INDEX, false, CFG_T_U32, FIELD(repeat), "20", 1, 1000, NULL, "N", "rounds of timing"},
+    {COMMAND, "output", "o", BENCH | CFG_BENCH_INDEX | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
      "how results are printed"},
     {COMMAND, "output", "o", CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, facts, "FORMAT", "how it is printed"},
 

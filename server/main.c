@@ -16,6 +16,8 @@ static const command commands[] = {
     {"bench", "decode", CFG_BENCH_DECODE, srv_cmd_bench_decode, "-m MODEL [-d DEPTHS] [--attention MODES]",
      "measure how fast answers are written"},
     {"bench", "prefill", CFG_BENCH_PREFILL, srv_cmd_bench_prefill, "-m MODEL [-p LENGTHS]", "measure how fast prompts are read"},
+    {"bench", "index", CFG_BENCH_INDEX, srv_cmd_bench_index, "--keys FILE --values FILE --queries FILE [--train-queries FILE]",
+     "measure how well and how fast keys are found"},
     {"eval", "logits", CFG_EVAL, srv_cmd_eval_logits, "-m MODEL -f TEXT [--attention MODE]",
      "compare an attention mode with full attention"},
     {"inspect", NULL, CFG_INSPECT, srv_cmd_inspect, "MODEL", "say what a model file holds"},
@@ -100,7 +102,7 @@ int main(int argc, char **argv)
     } else if (s.version) {
         puts("retrievald " RETRIEVALD_VERSION);
         status = EXIT_SUCCESS;
-    } else if (!s.model) {
+    } else if (!s.model && c->settings != CFG_BENCH_INDEX) {
         fprintf(stderr, "retrievald: no model: name a GGUF file with -m FILE (see --help)\n");
         status = EXIT_USAGE;
     } else {

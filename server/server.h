@@ -10,6 +10,7 @@ int srv_cmd_serve(const cfg_settings *s);
 int srv_cmd_run(const cfg_settings *s);
 int srv_cmd_bench_decode(const cfg_settings *s);
 int srv_cmd_bench_prefill(const cfg_settings *s);
+int srv_cmd_bench_index(const cfg_settings *s);
 int srv_cmd_eval_logits(const cfg_settings *s);
 int srv_cmd_inspect(const cfg_settings *s);
 

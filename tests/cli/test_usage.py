@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-COMMANDS = (["serve"], ["run"], ["bench", "decode"], ["bench", "prefill"], ["eval", "logits"], ["inspect"])
+COMMANDS = (["serve"], ["run"], ["bench", "decode"], ["bench", "prefill"], ["bench", "index"], ["eval", "logits"], ["inspect"])
 
 
 def refused(result, status, *parts):
@@ -23,8 +23,9 @@ def test_help_and_version(tool):
     for command in COMMANDS:
         assert "retrievald " + " ".join(command) in overview.stdout
         own = tool(*command, "--help")
+        assert ("--model" in own.stdout) == (command != ["bench", "index"])
         assert own.returncode == 0 and own.stderr == ""
-        assert "--model" in own.stdout and max(map(len, own.stdout.splitlines())) <= 130
+        assert max(map(len, own.stdout.splitlines())) <= 130
     assert "--port" in overview.stdout and "--port" not in tool("run", "--help").stdout
 
 
@@ -33,7 +34,7 @@ def test_help_and_version(tool):
     [
         (["rnu"], ["unknown command 'rnu'", "did you mean 'run'?"]),
         (["bench", "decod"], ["unknown command 'bench decod'", "did you mean 'bench decode'?"]),
-        (["bench"], ["bench what?", "'bench decode'", "'bench prefill'"]),
+        (["bench"], ["bench what?", "'bench decode'", "'bench prefill'", "'bench index'"]),
         (["model.gguf"], ["unknown command 'model.gguf'", "--help"]),
         (["--prot", "80"], ["did you mean --port?"]),
         (["--port", "80000"], ["--port", "'80000'", "from 0 to 65535"]),
