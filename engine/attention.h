@@ -36,6 +36,9 @@ typedef struct {
     uint32_t n_graph, n_flat;   /* searches */
 } eng_attn_counts;
 
+/* Whether decoding with this policy may search graphs, in a context of max_keys keys: only then are they worth building. */
+bool eng_attn_walks(const eng_attention *policy, uint32_t max_keys);
+
 /* Prepares decoding with this policy for a view of up to max_keys keys of which the last (delta_cap) may be unsealed. To be called
  * again when the view's spans change. -ENOMEM. */
 int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *view, uint32_t max_keys, uint32_t delta_cap);

@@ -49,6 +49,11 @@ static bool retrieves(const eng_attn *a)
     return a->policy.mode != ENG_ATTN_FULL && a->policy.mode != ENG_ATTN_STREAMING;
 }
 
+bool eng_attn_walks(const eng_attention *policy, uint32_t max_keys)
+{
+    return policy->mode == ENG_ATTN_GRAPH || (policy->mode == ENG_ATTN_AUTO && !policy->estimate && max_keys >= AUTO_GRAPH_MIN);
+}
+
 /* ---- setup ------------------------------------------------------------------------------------------------------ */
 
 void attn_decode_free(eng_attn *a)

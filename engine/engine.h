@@ -74,7 +74,7 @@ typedef struct {
     eng_kv_type type_k, type_v;
     size_t cache_ram;         /* bytes for kept contexts and their indexes; 0 keeps none */
     eng_rope_params rope;
-    bool f32_activations;     /* every product in float32: slow, for evaluation */
+    bool f32_activations, graphs; /* every product in float32: slow, for evaluation; graphs for every session's keys, not only where its mode walks them */
     float index_share;        /* share of CPU time that index builds may take between decode steps */
     void (*log)(void *ctx, int level, const char *text); /* syslog levels; NULL: silent */
     void *log_ctx;

@@ -111,6 +111,7 @@ int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t 
     if (s->ubatch_size)
         p.n_chunk = s->ubatch_size;
     p.cache_ram = (size_t)s->cache_ram << 20;
+    p.graphs = s->attention && strstr(s->attention, "graph"); /* bench has a list */
     *ret = p;
     return 0;
 }

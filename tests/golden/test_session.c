@@ -151,6 +151,27 @@ START_TEST(runs_are_sealed)
 }
 END_TEST
 
+/* Queries are sampled and graphs wanted only where a session's attention may search graphs. */
+START_TEST(graphs_where_they_are_used)
+{
+    t_rng r = t_seed(8);
+    enum { N = 2000 };
+    int32_t ids[N], out[1];
+    for (int round = 0; round < 4; round++) {
+        eng_engine *e = open_tiny((size_t)1 << 30, 2, true);
+        uint32_t heads = eng_info_get(e)->n_layer * eng_info_get(e)->n_head_kv;
+        eng_request q = request(ids, N, round < 2 ? ENG_ATTN_AUTO : round == 2 ? ENG_ATTN_FLAT : ENG_ATTN_GRAPH);
+        q.attention.estimate = round != 1; /* without one, auto may walk, but not in a context as short as this */
+        eng_stats st;
+        random_ids(e, &r, ids, N);
+        answer(e, q, out, 0, NULL);
+        eng_stats_get(e, &st);
+        ck_assert_uint_eq(st.index_pending, round == 3 ? 2 * heads : heads);
+        eng_close(e);
+    }
+}
+END_TEST
+
 /* With a budget of every key, flat and graph-fallback agree with full; with less, they attend to what they say. */
 START_TEST(retrieval_through_the_engine)
 {
@@ -160,6 +181,7 @@ START_TEST(retrieval_through_the_engine)
     int32_t ids[N], out[20], want[20];
     float l[VOCAB], lf[VOCAB], first[VOCAB];
     random_ids(e, &r, ids, N);
+    answer(e, request(ids, N, ENG_ATTN_GRAPH), want, 0, NULL); /* keeps queries, to build graphs from */
     answer(e, request(ids, N, ENG_ATTN_FULL), want, 1, first);
     answer(e, request(ids, N, ENG_ATTN_FULL), want, 20, lf);
     eng_request q = request(ids, N, ENG_ATTN_FLAT);
@@ -337,6 +359,7 @@ int main(void)
     tcase_add_test(c, answers_are_reused);
     tcase_add_test(c, runs_are_sealed);
     tcase_add_test(c, retrieval_through_the_engine);
+    tcase_add_test(c, graphs_where_they_are_used);
     tcase_add_test(c, cancel_keeps_the_prefix);
     tcase_add_test(c, bounds_and_bad_prompts);
     tcase_add_test(c, small_budget);

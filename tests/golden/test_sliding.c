@@ -16,6 +16,7 @@ static eng_engine *open_model(const char *name, uint32_t threads, uint32_t chunk
     char path[128];
     eng_params p = eng_params_default();
     p.index_share = 0; /* nothing is built before it is asked for */
+    p.graphs = true;
     snprintf(path, sizeof path, "golden/archs/%s.gguf", name);
     p.n_ctx = CTX;
     p.cache_ram = cache_ram;

@@ -105,7 +105,7 @@ def test_retrieval_reads_fewer_keys(real):
 def test_graph_is_built_and_used(real):
     """As the quickstart does: wait until no index is pending, then ask for the graph."""
     messages = lambda q: [{"role": "system", "content": document(180) + " The end."}, {"role": "user", "content": q}]
-    chat(real, messages("On which shelf is item 4?"), max_tokens=2)
+    chat(real, messages("On which shelf is item 4?"), max_tokens=2, attention={"mode": "graph"})
     until(lambda: real.get("/props").json()["index_pending"] == 0, 300)
     t = chat(real, messages("On which shelf is item 5?"), max_tokens=8, attention={"mode": "graph", "n_sink": 16, "n_local": 64})["timings"]
     assert t["cache_n"] > 1000 and t["n_graph"] > 0 and t["keys_attended"] < t["keys_held"]
