@@ -187,6 +187,8 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
         (r = eng_index_work_new(e->pool, &e->index_work)) < 0 || (r = copy_template(e)) < 0)
         return r;
     fill_info(e);
+    if (eng_memory_huge_pages(""))
+        e->n_pieces = (uint32_t)eng_gguf_n_pieces(e->model->file);
     return check_memory(e, err, errlen);
 }
 
@@ -273,21 +275,44 @@ void eng_stats_get(const eng_engine *e, eng_stats *ret)
     };
 }
 
-int eng_build_indexes(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop)
+static void settle_task(void *ctx, uint32_t task, uint32_t worker)
 {
+    (void)worker;
+    const eng_engine *e = ctx;
+    eng_gguf_settle(e->model->file, e->n_settled + task);
+}
+
+static void settle_weights(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop)
+{
+    uint32_t threads = eng_pool_threads(e->pool);
+    while (e->n_settled < e->n_pieces && eng_now_ns() < deadline_ns && !(stop && atomic_load(stop))) {
+        uint32_t left = e->n_pieces - e->n_settled, n = left < threads ? left : threads;
+        eng_pool_run(e->pool, settle_task, e, n);
+        e->n_settled += n;
+    }
+}
+
+bool eng_background_pending(const eng_engine *e)
+{
+    return e->n_settled < e->n_pieces || eng_index_work_pending(e->index_work);
+}
+
+int eng_background(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop)
+{
+    settle_weights(e, deadline_ns, stop);
     uint32_t pending = eng_index_work_pending(e->index_work);
-    int r = eng_index_work_run(e->index_work, deadline_ns, stop);
+    eng_index_work_run(e->index_work, deadline_ns, stop);
     if (eng_index_work_pending(e->index_work) != pending)
         eng_cache_recount(e->cache);
     eng_publish(e);
-    return r;
+    return eng_background_pending(e);
 }
 
 int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop)
 {
-    if (!eng_index_work_pending(e->index_work))
+    if (!eng_background_pending(e))
         return 0;
-    return eng_build_indexes(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
+    return eng_background(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
 }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */

@@ -194,7 +194,7 @@ void eng_session_timings(const eng_session *s, eng_timings *ret);
 /* Seals what was computed, gives it to the cache (also after a cancel) and frees the session. */
 void eng_session_close(eng_session *s);
 
-/* Does background work (index builds) for about max_ms. 1: there is more, 0: nothing to do. `stop` (may be NULL) ends it early. */
+/* Does background work (weights to huge pages, index builds) for about max_ms. 1: there is more, 0: nothing to do. `stop` (may be NULL) ends it early. */
 int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop);
 
 #endif

@@ -31,6 +31,7 @@ struct eng_engine {
     eng_kv_shape shape;
     eng_info info;
     char *chat_template;
+    uint32_t n_pieces, n_settled; /* of the weights (gguf.h) */
     eng_counters counters;
     bool in_session;
 };
@@ -40,7 +41,8 @@ void eng_log(const eng_engine *e, int level, const char *format, ...) __attribut
 /* Brings the counters that mirror the cache and the index queue up to date. */
 void eng_publish(eng_engine *e);
 
-/* Runs index builds until deadline_ns and accounts for what they built. As eng_index_work_run. */
-int eng_build_indexes(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop);
+/* Until deadline_ns: moves weights to huge pages, then builds indexes and accounts for them. 1: there is more, 0: nothing to do. */
+int eng_background(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop);
+bool eng_background_pending(const eng_engine *e);
 
 #endif

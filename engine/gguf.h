@@ -35,6 +35,11 @@ int eng_gguf_open_memory(const void *bytes, size_t n, eng_gguf **ret, char *err,
 void eng_gguf_close(eng_gguf *g);
 void eng_gguf_prefetch(const eng_gguf *g); /* all of it will be read soon: the kernel may start now */
 
+/* Weights in huge pages: a file's pages have 4 KiB, and looking up so many of them takes half of the memory bandwidth. Piece by piece
+ * (from any thread, each piece once) the mapping is replaced by a copy of itself at the same address. False: the piece stays as it is. */
+size_t eng_gguf_n_pieces(const eng_gguf *g);
+bool eng_gguf_settle(const eng_gguf *g, size_t piece);
+
 size_t eng_gguf_n_tensors(const eng_gguf *g);
 const eng_tensor *eng_gguf_tensor_at(const eng_gguf *g, size_t i);
 const eng_tensor *eng_gguf_tensor(const eng_gguf *g, const char *name); /* NULL: none */

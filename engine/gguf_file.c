@@ -22,6 +22,8 @@ enum {
     MAX_PARTS = 99999, /* what the names have room for */
     SUFFIX = sizeof "-00001-of-00003.gguf" - 1,
     MAX_WHY = 400,
+    HUGE_PAGE = 2 << 20,
+    PIECE = 4 * HUGE_PAGE, /* what is settled at a time */
 };
 
 /* ---- one file --------------------------------------------------------------------------------------------------- */
@@ -41,11 +43,47 @@ static int open_bytes(const void *bytes, size_t n, eng_gguf **ret, char *err, si
     return rc;
 }
 
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* Anonymous memory from the beginning of a huge page on. MAP_FAILED: errno. */
+static void *map_aligned(size_t bytes, int prot)
+{
+    char *all = mmap(NULL, bytes + HUGE_PAGE, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED)
+        return MAP_FAILED;
+    size_t before = round_up((uintptr_t)all, HUGE_PAGE) - (uintptr_t)all, after = HUGE_PAGE - before;
+    if (before)
+        munmap(all, before);
+    if (after)
+        munmap(all + before + bytes, after);
+    return all + before;
+}
+
+/* The addresses up to the end of the last huge page are kept for eng_gguf_settle. MAP_FAILED: errno. */
+static void *map_file(int fd, size_t size, size_t *ret_span)
+{
+    size_t span = round_up(size, HUGE_PAGE);
+    char *base = map_aligned(span, PROT_NONE);
+    if (base == MAP_FAILED)
+        return MAP_FAILED;
+    if (mmap(base, size, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        int err = errno;
+        munmap(base, span);
+        errno = err;
+        return MAP_FAILED;
+    }
+    *ret_span = span;
+    return base;
+}
+
 static int open_file(const char *path, eng_gguf **ret, char *err, size_t errlen)
 {
     struct stat st;
     void *map = MAP_FAILED;
-    size_t size = 0;
+    size_t size = 0, span = 0;
     /* O_NONBLOCK: do not wait for the other end of a FIFO. */
     int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0 || fstat(fd, &st)) {
@@ -61,19 +99,19 @@ static int open_file(const char *path, eng_gguf **ret, char *err, size_t errlen)
         rc = eng_fail(err, errlen, -EINVAL, "the model file is empty: not a GGUF file");
         goto cleanup;
     }
-    map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    map = map_file(fd, size, &span);
     if (map == MAP_FAILED) {
         rc = eng_fail(err, errlen, -errno, "the model file cannot be mapped: %s", strerror(errno));
         goto cleanup;
     }
     rc = open_bytes(map, size, ret, err, errlen);
     if (!rc) {
-        (*ret)->mapped = true;
+        (*ret)->span = span;
         map = MAP_FAILED;
     }
 cleanup:
     if (map != MAP_FAILED)
-        munmap(map, size);
+        munmap(map, span);
     if (fd >= 0)
         close(fd);
     return rc;
@@ -274,17 +312,58 @@ void eng_gguf_close(eng_gguf *g)
     free(g->keys);
     free(g->tensors);
     free(g->by_name);
-    if (g->mapped)
-        munmap((void *)(uintptr_t)g->base, g->size);
+    if (g->span)
+        munmap((void *)(uintptr_t)g->base, g->span);
     free(g);
 }
 
 void eng_gguf_prefetch(const eng_gguf *g)
 {
-    if (g->mapped)
+    if (g->span)
         madvise((void *)(uintptr_t)g->base, g->size, MADV_WILLNEED);
     for (size_t i = 0; i < g->n_parts; i++)
         eng_gguf_prefetch(g->parts[i]);
+}
+
+/* ---- huge pages -------------------------------------------------------------------------------------------------- */
+
+size_t eng_gguf_n_pieces(const eng_gguf *g)
+{
+    size_t n = (g->span + PIECE - 1) / PIECE;
+    for (size_t i = 0; i < g->n_parts; i++)
+        n += eng_gguf_n_pieces(g->parts[i]);
+    return n;
+}
+
+/* The copy takes the place of the mapping, so no pointer into it changes. */
+static bool settle(const eng_gguf *g, size_t at)
+{
+    const size_t bytes = g->span - at < PIECE ? g->span - at : PIECE, filled = g->size - at < bytes ? g->size - at : bytes;
+    void *to = (void *)((uintptr_t)g->base + at);
+    void *copy = map_aligned(bytes, PROT_READ | PROT_WRITE);
+    if (copy == MAP_FAILED)
+        return false;
+    if (!madvise(copy, bytes, MADV_HUGEPAGE)) {
+        memcpy(copy, to, filled);
+        if (!mprotect(copy, bytes, PROT_READ) && mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to)
+            return true;
+    }
+    munmap(copy, bytes);
+    return false;
+}
+
+bool eng_gguf_settle(const eng_gguf *g, size_t piece)
+{
+    size_t n = (g->span + PIECE - 1) / PIECE;
+    if (piece < n)
+        return settle(g, piece * PIECE);
+    for (size_t i = 0; i < g->n_parts; i++) {
+        piece -= n;
+        n = eng_gguf_n_pieces(g->parts[i]);
+        if (piece < n)
+            return settle(g->parts[i], piece * PIECE);
+    }
+    return false;
 }
 
 /* ---- what they are ------------------------------------------------------------------------------------------------ */

@@ -16,7 +16,7 @@ typedef struct {
 struct eng_gguf {
     const uint8_t *base;
     size_t size, data_start;
-    bool mapped;
+    size_t span; /* bytes of address space from base on, whole huge pages; 0: not mapped by us */
     eng_gguf_entry *keys; /* by name */
     size_t n_keys;
     eng_tensor *tensors; /* as in the file, or in the files one after another */

@@ -90,6 +90,18 @@ uint64_t eng_memory_limit(const char *root)
     return least;
 }
 
+bool eng_memory_huge_pages(const char *root)
+{
+    char path[PATH_MAX], line[128] = "";
+    snprintf(path, sizeof path, "%s/sys/kernel/mm/transparent_hugepage/enabled", root);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    char *got = fgets(line, sizeof line, f);
+    fclose(f);
+    return got && !strstr(line, "[never]");
+}
+
 /* ---- what is wanted --------------------------------------------------------------------------------------------- */
 
 int eng_memory_check(const eng_memory *m, uint32_t n_ctx, uint64_t limit, char *err, size_t errlen)

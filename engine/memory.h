@@ -21,6 +21,8 @@ uint64_t eng_index_bytes_per_token(uint32_t n_layer, uint32_t n_head_kv);
  * proc/self/cgroup and sys/fs/cgroup. */
 uint64_t eng_memory_limit(const char *root);
 
+bool eng_memory_huge_pages(const char *root); /* whether the system gives transparent huge pages to those who ask */
+
 /* 0, or -ENOMEM with what is missing and the largest context that fits in `limit`. */
 int eng_memory_check(const eng_memory *m, uint32_t n_ctx, uint64_t limit, char *err, size_t errlen);
 

@@ -294,10 +294,10 @@ static int step(eng_session *s)
     s->logits_ready = true;
     s->n_steps++;
     s->keys_held += s->n;
-    if (eng_index_work_pending(e->index_work)) {
+    if (eng_background_pending(e)) {
         uint64_t now = eng_now_ns();
         double share = e->params.index_share;
-        eng_build_indexes(e, now + (uint64_t)((double)(now - start) * share / (1 - share)), s->cancel);
+        eng_background(e, now + (uint64_t)((double)(now - start) * share / (1 - share)), s->cancel);
     }
     return 0;
 }

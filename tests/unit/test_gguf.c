@@ -387,6 +387,43 @@ START_TEST(test_mapped)
 }
 END_TEST
 
+/* A copy takes the place of the mapping: what is done to the file afterwards is not seen. */
+START_TEST(test_settled)
+{
+    enum { BIG = (21 << 20) + 12344 };
+    size_t n;
+    char path[64];
+    w_gguf w = {0};
+    uint8_t *data = malloc(BIG);
+    ck_assert_ptr_nonnull(data);
+    for (size_t i = 0; i < BIG; i++)
+        data[i] = (uint8_t)(i * 2654435761u >> 13);
+    w_tensor(&w, "big", 0, 1, (uint64_t[]){BIG / 4}, data, BIG);
+    w_tensor(&w, "last", 0, 1, (uint64_t[]){1}, "abcd", 4);
+    uint8_t *b = w_finish(&w, &n);
+    eng_gguf *g = NULL;
+    int fd = w_file(b, n, path);
+    ck_assert_int_eq(eng_gguf_open(path, &g, err, sizeof err), 0);
+    const uint8_t *big = eng_gguf_tensor(g, "big")->data, *last = eng_gguf_tensor(g, "last")->data;
+    size_t pieces = eng_gguf_n_pieces(g), settled = 0;
+    ck_assert_uint_ge(pieces, 2);
+    for (size_t i = pieces; i-- > 0;) {
+        settled += eng_gguf_settle(g, i);
+        ck_assert(!memcmp(big, data, BIG) && !memcmp(last, "abcd", 4));
+    }
+    ck_assert(!eng_gguf_settle(g, pieces));
+    if (settled == pieces) { /* not where the system has no huge pages at all */
+        memset(b, 0, n);
+        ck_assert_int_eq(pwrite(fd, b, n, 0), (ssize_t)n);
+        ck_assert(!memcmp(big, data, BIG) && !memcmp(last, "abcd", 4));
+    }
+    eng_gguf_close(g);
+    close(fd);
+    free(data);
+    free(b);
+}
+END_TEST
+
 /* The real file, as the `gguf` Python package reads it. */
 START_TEST(test_smollm2)
 {
@@ -426,6 +463,7 @@ int main(void)
     tcase_add_test(c, test_paths);
     tcase_add_test(c, test_fingerprint);
     tcase_add_test(c, test_mapped);
+    tcase_add_test(c, test_settled);
     tcase_add_test(c, test_smollm2);
     suite_add_tcase(s, c);
     return t_run(s);

@@ -66,6 +66,20 @@ START_TEST(limits)
 }
 END_TEST
 
+START_TEST(huge_pages)
+{
+    clear();
+    ck_assert(!eng_memory_huge_pages(root));
+    put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+    ck_assert(eng_memory_huge_pages(root));
+    put("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n");
+    ck_assert(eng_memory_huge_pages(root));
+    put("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+    ck_assert(!eng_memory_huge_pages(root));
+    clear();
+}
+END_TEST
+
 START_TEST(what_fits)
 {
     char err[512] = "untouched";
@@ -122,6 +136,7 @@ int main(void)
     TCase *c = tcase_create("memory");
     tcase_set_timeout(c, 0);
     tcase_add_test(c, limits);
+    tcase_add_test(c, huge_pages);
     tcase_add_test(c, what_fits);
     tcase_add_test(c, refused_at_start);
     suite_add_tcase(s, c);

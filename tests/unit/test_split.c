@@ -145,6 +145,9 @@ static void same_tensors(const char *path, uint32_t parts)
     ck_assert_msg(!eng_gguf_open(path, &g, err, sizeof err), "%s", err);
     ck_assert_uint_eq(eng_gguf_n_parts(g), parts);
     ck_assert_uint_eq(eng_gguf_n_tensors(g), eng_gguf_n_tensors(whole));
+    ck_assert_uint_eq(eng_gguf_n_pieces(g), parts); /* all are small */
+    for (uint32_t i = 0; i <= parts; i++)
+        ck_assert(!eng_gguf_settle(g, i) || i < parts);
     uint64_t size = 0;
     for (uint32_t i = 0; i < parts; i++) {
         struct stat st;
