@@ -33,6 +33,7 @@ void eng_attn_prefill(eng_attn *a, const eng_view *view, uint32_t layer, const f
 /* What decoding attended to, summed over layers and query heads since eng_attn_new. */
 typedef struct {
     uint64_t attended;
+    uint64_t dense;             /* of these, read for a whole group at once: summed over layers and KV heads */
     uint32_t n_graph, n_flat;   /* searches */
 } eng_attn_counts;
 

@@ -574,6 +574,7 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
     eng_pool_run(a->pool, merge_task, a, a->n_head);
     for (uint32_t h = 0; h < a->n_head; h++)
         a->counts.attended += a->attended[h];
+    a->counts.dense += (uint64_t)a->plan->n_dense * shape->n_head_kv;
 }
 
 const eng_attn_counts *eng_attn_counted(const eng_attn *a)

@@ -32,6 +32,23 @@ int eng_attn_mode_parse(const char *s, eng_attn_mode *ret)
     return -EINVAL;
 }
 
+int eng_attn_budget_parse(const char *s, eng_attention *a)
+{
+    static const struct {
+        const char *name;
+        float beta;
+        uint32_t k_max;
+    } budgets[] = {{"fast", 7, 512}, {"default", 8, 1024}, {"precise", 9, 2048}};
+    for (size_t i = 0; i < sizeof budgets / sizeof *budgets; i++)
+        if (!strcmp(s, budgets[i].name)) {
+            a->top_k = 0;
+            a->beta = budgets[i].beta;
+            a->k_max = budgets[i].k_max;
+            return 0;
+        }
+    return -EINVAL;
+}
+
 eng_sampling eng_sampling_default(void)
 {
     return (eng_sampling){.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1, .repeat_last_n = 64};
@@ -121,6 +138,7 @@ static void fill_info(eng_engine *e)
     i->n_expert_used = m->n_expert_used;
     i->kv_bytes_per_token = eng_kv_bytes_per_token(&e->shape);
     i->scratch_bytes = eng_forward_bytes(e->forward);
+    i->step_bytes = eng_model_step_bytes(m);
 }
 
 /* A context that cannot fit is refused now, not killed later. */

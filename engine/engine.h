@@ -39,6 +39,7 @@ typedef struct {
 eng_attention eng_attention_default(void);
 const char *eng_attn_mode_name(eng_attn_mode m);            /* "full", ... */
 int eng_attn_mode_parse(const char *s, eng_attn_mode *ret); /* -EINVAL */
+int eng_attn_budget_parse(const char *s, eng_attention *a); /* "fast", "default", "precise": a dynamic budget. -EINVAL */
 
 /* ---- sampling --------------------------------------------------------------------------------------------------- */
 
@@ -87,28 +88,26 @@ void eng_close(eng_engine *e);
 
 typedef struct {
     const char *architecture, *name, *type;  /* "llama", general.name, "Q4_1" of most bytes */
-    const char *chat_template;               /* NULL when the file has none */
-    size_t chat_template_len;
+    const char *chat_template; size_t chat_template_len; /* NULL when the file has none */
     uint64_t n_params, model_bytes;
     uint32_t n_vocab, n_embd, n_layer, n_head, n_head_kv, head_dim, n_ff, n_ctx_train;
     uint32_t n_ctx, n_threads;
     const char *cpu;                         /* kernel level in use, e.g. "avx512 (VNNI, BF16)" */
-    int32_t bos, eos;                        /* -1: none */
-    bool add_bos;
+    int32_t bos, eos; bool add_bos;          /* -1: none */
     uint64_t fingerprint;                    /* of the model file and the RoPE settings in effect */
     const char *rope_scaling;                /* in effect: "none", "linear", "yarn", "llama3", "longrope" */
     float rope_freq_base, rope_factor;
     uint32_t n_ctx_scaled;                   /* tokens the model is meant for with this scaling; n_ctx_train or more */
     uint32_t sliding_window, n_sliding_layers, n_expert, n_expert_used; /* 0: none */
     size_t kv_bytes_per_token, scratch_bytes;
+    uint64_t step_bytes;                     /* of weights that a decode step reads */
 } eng_info;
 
 const eng_info *eng_info_get(const eng_engine *e); /* [any] valid until eng_close */
 
 typedef struct {
     size_t cache_bytes, cache_limit;    /* RAM tier, indexes included */
-    size_t index_bytes;
-    uint32_t segments;
+    size_t index_bytes; uint32_t segments;
     uint32_t index_pending;             /* codes and graphs wanted and not ready (layer x KV head x segment, of each) */
     uint64_t hits, misses, evictions;   /* of the context cache, by request */
     uint64_t prompt_tokens, cached_tokens, predicted_tokens; /* totals */
@@ -164,8 +163,7 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx);
 typedef struct {
     int32_t id;
     float logprob;                       /* of id, under the model's own distribution (temperature 1, no penalties) */
-    uint32_t n_top;
-    struct { int32_t id; float logprob; } top[20]; /* the n_logprobs most likely */
+    uint32_t n_top; struct { int32_t id; float logprob; } top[20]; /* the n_logprobs most likely */
 } eng_token;
 
 /* Samples the next token (computing the step after the last one first). 0; 1: the context is full; -ECANCELED; -EDOM: all logits are NaN. */
@@ -185,6 +183,7 @@ typedef struct {
     double predicted_ms;
     double index_ms;             /* CPU time of index builds during this session */
     double keys_held, keys_attended;         /* means over decode steps, layers, query heads; window included */
+    double read_bytes;           /* of K, V and codes, as attended: mean over decode steps */
     uint32_t n_graph, n_flat;    /* searches answered by a graph, by a scan */
     eng_attn_mode mode;
 } eng_timings;

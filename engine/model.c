@@ -556,3 +556,19 @@ void eng_model_close(eng_model *m)
     eng_gguf_close(m->file);
     free(m);
 }
+
+static uint64_t weight_bytes(const eng_weight *w)
+{
+    return w->data ? (uint64_t)w->rows * w->row_bytes : 0;
+}
+
+uint64_t eng_model_step_bytes(const eng_model *m)
+{
+    uint64_t n = weight_bytes(&m->output);
+    for (uint32_t i = 0; i < m->n_layer; i++) {
+        const eng_layer *l = &m->layers[i];
+        n += weight_bytes(&l->wq) + weight_bytes(&l->wk) + weight_bytes(&l->wv) + weight_bytes(&l->wo) + weight_bytes(&l->w_router);
+        n += (weight_bytes(&l->w_gate) + weight_bytes(&l->w_up) + weight_bytes(&l->w_down)) * (l->w_router.data ? m->n_expert_used : 1);
+    }
+    return n;
+}

@@ -86,4 +86,7 @@ int eng_model_open(const char *path, eng_model **ret, char *err, size_t errlen);
 int eng_model_from(eng_gguf *g, const char *path, eng_model **ret, char *err, size_t errlen);
 void eng_model_close(eng_model *m);
 
+/* Bytes of the matrices that one token is multiplied with: of experts, those it uses. */
+uint64_t eng_model_step_bytes(const eng_model *m);
+
 #endif

@@ -362,10 +362,28 @@ int eng_session_logits(eng_session *s, const float **ret)
 
 /* ---- end --------------------------------------------------------------------------------------------------------- */
 
+/* Of the codes in view, which a search by scan reads. */
+static size_t code_bytes(const eng_session *s)
+{
+    size_t sum = 0, bytes;
+    for (uint32_t i = 0; i < s->view.n_spans; i++) {
+        const eng_segment *seg = s->view.spans[i].seg;
+        for (uint32_t j = 0; seg->n_codes && j < seg->shape->n_layer * seg->shape->n_head_kv; j++)
+            if (seg->codes[j]) {
+                idx_arena(seg->codes[j], &bytes);
+                sum += bytes;
+            }
+    }
+    return sum;
+}
+
 void eng_session_timings(const eng_session *s, eng_timings *ret)
 {
     const eng_attn_counts *c = eng_attn_counted(eng_forward_attention(s->e->forward)), *c0 = &s->counts_begin;
     double per_step = s->n_steps ? s->n_steps : 1, heads = (double)s->e->info.n_layer * s->e->info.n_head;
+    double attended = (double)(c->attended - c0->attended) / per_step, dense = (double)(c->dense - c0->dense) / per_step;
+    double rows = attended - dense * (s->e->shape.group - 1); /* the dense ones are read once for a group */
+    bool scanned = s->attention.mode != ENG_ATTN_GRAPH && c->n_flat > c0->n_flat;
     *ret = (eng_timings){
         .cache_n = s->n_cached,
         .prompt_n = (s->n < s->n_prompt ? s->n : s->n_prompt) - s->n_cached,
@@ -374,7 +392,8 @@ void eng_session_timings(const eng_session *s, eng_timings *ret)
         .predicted_ms = (double)s->predicted_ns * 1e-6,
         .index_ms = (eng_index_work_seconds(s->e->index_work) - s->index_begin) * 1e3,
         .keys_held = (double)s->keys_held / per_step,
-        .keys_attended = (double)(c->attended - c0->attended) / per_step / heads,
+        .keys_attended = attended / heads,
+        .read_bytes = rows * (double)(s->e->shape.row_k + s->e->shape.row_v) + (scanned ? (double)code_bytes(s) : 0),
         .n_graph = c->n_graph - c0->n_graph,
         .n_flat = c->n_flat - c0->n_flat,
         .mode = s->attention.mode,

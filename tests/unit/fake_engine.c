@@ -84,6 +84,19 @@ int eng_attn_mode_parse(const char *s, eng_attn_mode *ret)
     return -EINVAL;
 }
 
+int eng_attn_budget_parse(const char *s, eng_attention *a)
+{
+    static const char *const names[] = {"fast", "default", "precise"};
+    for (uint32_t i = 0; i < 3; i++)
+        if (strcmp(s, names[i]) == 0) {
+            a->top_k = 0;
+            a->beta = 7 + (float)i;
+            a->k_max = 512U << i;
+            return 0;
+        }
+    return -EINVAL;
+}
+
 eng_sampling eng_sampling_default(void)
 {
     return (eng_sampling){.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1, .repeat_last_n = 64};
