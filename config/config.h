@@ -28,9 +28,10 @@ typedef struct {
     double yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast; /* below 0: the model's */
     /* attention defaults and limits */
     char *attention;          /* --attention auto|full|streaming|flat|graph */
+    char *attn_budget;        /* --attention-budget fast|default|precise */
     uint32_t attn_top_k;      /* --attn-top-k; 0: dynamic */
-    double attn_beta;         /* --attn-beta */
-    uint32_t attn_k_max;      /* --attn-k-max */
+    double attn_beta;         /* --attn-beta; 0: the budget's */
+    uint32_t attn_k_max;      /* --attn-k-max; 0: the budget's */
     char *estimate;           /* --estimate on|off */
     uint32_t n_sink, n_local; /* --n-sink, --n-local */
     /* sampling defaults */

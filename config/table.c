@@ -15,6 +15,7 @@ static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", "amx", NU
 static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
 static const char *const switches[] = {"on", "off", NULL};
 static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
+static const char *const budgets[] = {"fast", "default", "precise", NULL};
 static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
@@ -74,16 +75,20 @@ const cfg_row cfg_table[] = {
     {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
      "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), through a graph "
      "(graph) or by whichever is cheaper (auto)"},
-    {ATTENTION, "attention", NULL, CFG_BENCH_DECODE, false, CFG_T_CHOICES, FIELD(attention), "full,graph", ANY_LENGTH, modes, "MODES",
+    {ATTENTION, "attention", NULL, CFG_BENCH_DECODE, false, CFG_T_CHOICES, FIELD(attention), "full,auto", ANY_LENGTH, modes, "MODES",
      "attention modes to measure"},
-    {ATTENTION, "attention", NULL, CFG_EVAL, false, CFG_T_CHOICE, FIELD(attention), "graph", ANY_LENGTH, modes, "MODE",
-     "attention mode to compare with full"},
+    {ATTENTION, "attention", NULL, CFG_EVAL, false, CFG_T_CHOICES, FIELD(attention), "auto", ANY_LENGTH, modes, "MODES",
+     "attention modes to compare with full"},
+    {ATTENTION, "attention-budget", NULL, SERVE_RUN | CFG_BENCH_INDEX, true, CFG_T_CHOICE, FIELD(attn_budget), "default", ANY_LENGTH, budgets, "BUDGET",
+     "how many keys are retrieved: those within 7 of the best score, at most 512 (fast), within 8, at most 1024 (default), or within 9, at most 2048 (precise)"},
+    {ATTENTION, "attention-budget", NULL, CFG_BENCH_DECODE | CFG_EVAL, false, CFG_T_CHOICES, FIELD(attn_budget), "default", ANY_LENGTH, budgets, "BUDGETS",
+     "budgets to try with each mode that retrieves"},
     {ATTENTION, "attn-top-k", NULL, SEARCHES, true, CFG_T_U32, FIELD(attn_top_k), "0", 0, MAX_TOKENS, NULL, "N",
-     "keys retrieved for each query head; 0: as many as score within attn-beta of the best"},
-    {ATTENTION, "attn-beta", NULL, SEARCHES, true, CFG_T_REAL, FIELD(attn_beta), "8", 0.01, 1000, NULL, "X",
-     "with attn-top-k 0: keys whose score is at least the best one less this are retrieved"},
-    {ATTENTION, "attn-k-max", NULL, SEARCHES, true, CFG_T_U32, FIELD(attn_k_max), "1024", 1, MAX_TOKENS, NULL, "N",
-     "with attn-top-k 0: at most this many keys for each query head"},
+     "keys retrieved for each query head; 0: as the budget says"},
+    {ATTENTION, "attn-beta", NULL, SEARCHES, true, CFG_T_REAL, FIELD(attn_beta), "0", 0, 1000, NULL, "X",
+     "instead of the budget's: keys whose score is at least the best one less this are retrieved; 0: the budget's"},
+    {ATTENTION, "attn-k-max", NULL, SEARCHES, true, CFG_T_U32, FIELD(attn_k_max), "0", 0, MAX_TOKENS, NULL, "N",
+     "instead of the budget's: at most this many keys for each query head; 0: the budget's"},
     {ATTENTION, "estimate", NULL, SEARCHES, true, CFG_T_CHOICE, FIELD(estimate), "on", ANY_LENGTH, switches, "MODE",
      "with attention flat or auto: estimate what the keys that are not read would add"},
     {ATTENTION, "n-sink", NULL, SEARCHES, true, CFG_T_U32, FIELD(n_sink), "128", 0, MAX_TOKENS, NULL, "N", "first tokens that are always read"},

@@ -173,7 +173,11 @@ static int parse_attention(const cJSON *body, uint32_t n_ctx, eng_attention *a, 
     if (!cJSON_IsObject(v))
         return srv_fault_bad(f, "attention", "\"attention\" must be an object, not %s", srv_json_kind(v));
     srv_json_obj o = {v, "attention.", f};
-    const char *mode = eng_attn_mode_name(a->mode);
+    const char *mode = eng_attn_mode_name(a->mode), *budget = NULL;
+    if (srv_json_str(&o, "budget", &budget) < 0)
+        return -EINVAL;
+    if (budget && eng_attn_budget_parse(budget, a) < 0)
+        return srv_fault_bad(f, "attention.budget", "\"attention.budget\" must be fast, default or precise, not \"%.40s\"", budget);
     double beta = a->beta;
     int64_t top_k = a->top_k, k_max = a->k_max, n_sink = a->n_sink, n_local = a->n_local;
     if (srv_json_str(&o, "mode", &mode) < 0 || srv_json_num(&o, "beta", 0.01, 1000, &beta) < 0 ||

@@ -1,7 +1,9 @@
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cmd_common.h"
+#include "peak.h"
 
 typedef struct {
     const cfg_settings *s;
@@ -9,21 +11,32 @@ typedef struct {
     int32_t *ids;      /* tokens for the longest test */
     uint32_t *lengths; /* depths or prompt lengths */
     size_t n_lengths;
+    double peak; /* bytes a second that its threads read from memory; 0: unknown */
     bool headed; /* the table has its first line */
 } bench;
 
-typedef struct {
-    double sum, min, max;
-    uint32_t n;
-} rates;
+enum { MAX_REPEAT = 1000 }; /* as config/ has it */
 
-static void rates_add(rates *r, double tokens, double seconds)
+/* Of one test. */
+typedef struct {
+    double rates[MAX_REPEAT];  /* tokens a second, of each run */
+    uint32_t n;
+    double bytes;              /* read for a token */
+    double cpu, index_cpu;     /* prefill: seconds of CPU time, of the prompts and of their indexes */
+    eng_timings timings;       /* decode: of the last run */
+} results;
+
+static void results_add(results *r, double tokens, double seconds)
 {
-    double v = seconds > 0 ? tokens / seconds : 0;
-    r->min = !r->n || v < r->min ? v : r->min;
-    r->max = !r->n || v > r->max ? v : r->max;
-    r->sum += v;
-    r->n++;
+    if (r->n < MAX_REPEAT)
+        r->rates[r->n++] = seconds > 0 ? tokens / seconds : 0;
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static int bench_open(bench *b, const cfg_settings *s, const char *lengths, size_t extra)
@@ -37,7 +50,11 @@ static int bench_open(bench *b, const cfg_settings *s, const char *lengths, size
         if (b->lengths[i] > longest)
             longest = b->lengths[i];
     int status = srv_open_for(s, longest + extra, false, &b->engine);
-    return status ? status : srv_test_tokens(b->engine, s->file, longest, &b->ids);
+    if (!status)
+        status = srv_test_tokens(b->engine, s->file, longest, &b->ids);
+    if (!status)
+        b->peak = srv_peak_read(eng_info_get(b->engine)->n_threads);
+    return status;
 }
 
 static int bench_close(bench *b, int status)
@@ -49,38 +66,16 @@ static int bench_close(bench *b, int status)
     return status ? status : written;
 }
 
-static int open_session(const bench *b, size_t n_ids, uint32_t max_tokens, const eng_attention *a, bool cache, eng_session **ret)
-{
-    char err[512] = "";
-    eng_request r = {.ids = b->ids,
-                     .n_ids = n_ids,
-                     .max_tokens = max_tokens,
-                     .attention = *a,
-                     .sampling = eng_sampling_default(),
-                     .cache_prompt = cache};
-    r.sampling.temperature = 0;
-    int rc = eng_session_open(b->engine, &r, ret, err, sizeof err);
-    return rc < 0 ? srv_fail("%s", *err ? err : strerror(-rc)) : 0;
-}
-
-static int prefill(eng_session *session, const char *what)
-{
-    srv_progress p = srv_progress_begin(what);
-    int rc = eng_session_prefill(session, srv_progress_step, &p);
-    srv_progress_end(&p);
-    return rc < 0 ? srv_fail("%s: %s", what, strerror(-rc)) : 0;
-}
-
 /* The first pass over the weights maps them; it is not what is measured. */
 static int warm_up(const bench *b)
 {
     eng_session *session = NULL;
     eng_attention full = {.mode = ENG_ATTN_FULL, .n_local = 1};
     eng_token token;
-    int status = open_session(b, 1, 2, &full, false, &session);
+    int status = srv_open_session(b->engine, b->ids, 1, 2, &full, false, &session);
     if (status)
         return status;
-    status = prefill(session, "warming up");
+    status = srv_prefill(session, "warming up");
     for (int i = 0; i < 2 && !status; i++)
         if (eng_session_next(session, &token) < 0)
             status = srv_fail("warming up: decoding failed");
@@ -88,42 +83,68 @@ static int warm_up(const bench *b)
     return status;
 }
 
-static int print_rates(bench *b, const char *test, const char *mode, uint32_t length, const rates *r, const eng_timings *t)
+/* ---- output ----------------------------------------------------------------------------------------------------- */
+
+static int print_line(bench *b, const srv_policy *p, uint32_t length, const results *r, double gb)
 {
     const eng_info *info = eng_info_get(b->engine);
-    double mean = r->sum / r->n;
-    int status = 0;
-    if (!strcmp(b->s->output, "jsonl")) {
-        srv_buf j = {0};
-        srv_buf_printf(&j, "{\"test\":\"%s\",\"model\":", test);
-        srv_buf_cstring(&j, b->s->model);
-        srv_buf_printf(&j, ",\"type\":\"%s\",\"cpu\":\"%s\",\"threads\":%u", info->type, info->cpu, info->n_threads);
-        if (mode)
-            srv_buf_printf(&j, ",\"attention\":\"%s\",\"depth\":%u,\"n\":%d", mode, length, b->s->n_predict);
-        else
-            srv_buf_printf(&j, ",\"n_prompt\":%u", length);
-        srv_buf_printf(&j, ",\"repeat\":%u,\"tokens_per_second\":{\"mean\":%.3f,\"min\":%.3f,\"max\":%.3f}", r->n, mean, r->min, r->max);
-        if (mode)
-            srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_flat\":%u", t->keys_held, t->keys_attended,
-                           t->n_graph, t->n_flat);
-        srv_buf_puts(&j, "}\n");
-        status = srv_print_json(&j);
-    } else {
-        if (!b->headed) {
-            printf("%s, %s, %s, %u threads; tokens a second over %u runs\n", b->s->model, info->type, info->cpu, info->n_threads,
-                   b->s->repeat);
-            printf("%-10s %9s %10s %10s %10s%s\n", mode ? "attention" : "test", mode ? "depth" : "tokens", "mean", "min", "max",
-                   mode ? "   keys read of held   found by graph" : "");
-            b->headed = true;
-        }
-        printf("%-10s %9u %10.2f %10.2f %10.2f", mode ? mode : test, length, mean, r->min, r->max);
-        uint64_t searches = (uint64_t)t->n_graph + t->n_flat;
-        if (mode && searches)
-            printf(" %9.0f of %-8.0f %9.0f%%", t->keys_attended, t->keys_held, 100.0 * t->n_graph / (double)searches);
-        else if (mode)
-            printf(" %9.0f of %-8.0f %10s", t->keys_attended, t->keys_held, "-");
-        putchar('\n');
+    const eng_timings *t = &r->timings;
+    const char *mode = p ? eng_attn_mode_name(p->attention.mode) : NULL;
+    srv_buf j = {0};
+    srv_buf_printf(&j, "{\"test\":\"%s\",\"model\":", mode ? "decode" : "prefill");
+    srv_buf_cstring(&j, b->s->model);
+    srv_buf_printf(&j, ",\"type\":\"%s\",\"cpu\":\"%s\",\"threads\":%u", info->type, info->cpu, info->n_threads);
+    if (mode)
+        srv_buf_printf(&j, ",\"attention\":\"%s\",\"budget\":\"%s\",\"depth\":%u,\"n\":%d", mode, p->budget, length, b->s->n_predict);
+    else
+        srv_buf_printf(&j, ",\"n_prompt\":%u", length);
+    srv_buf_printf(&j, ",\"repeat\":%u,\"tokens_per_second\":{\"median\":%.3f,\"min\":%.3f,\"max\":%.3f}", r->n, srv_median(r->rates, r->n),
+                   r->rates[0], r->rates[r->n - 1]);
+    srv_buf_printf(&j, ",\"bytes_per_token\":%.0f,\"gb_per_second\":%.3f,\"peak_gb_per_second\":%.3f", r->bytes, gb, b->peak * 1e-9);
+    if (mode)
+        srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_flat\":%u", t->keys_held, t->keys_attended, t->n_graph,
+                       t->n_flat);
+    else
+        srv_buf_printf(&j, ",\"cpu_seconds\":%.4f,\"index_cpu_seconds\":%.4f", r->cpu / r->n, r->index_cpu / r->n);
+    srv_buf_puts(&j, "}\n");
+    return srv_print_json(&j);
+}
+
+static void print_row(bench *b, const srv_policy *p, uint32_t length, const results *r, double gb)
+{
+    const eng_info *info = eng_info_get(b->engine);
+    const eng_timings *t = &r->timings;
+    if (!b->headed) {
+        printf("%s, %s, %s, %u threads, which read %.1f GB/s from memory; medians of %u runs\n", b->s->model, info->type, info->cpu,
+               info->n_threads, b->peak * 1e-9, b->s->repeat);
+        printf("%-9s %s%8s %9s %9s %9s %9s %7s %8s%s\n", p ? "attention" : "test", p ? "budget  " : "", p ? "depth" : "tokens", "tokens/s", "min",
+               "max", "MB/token", "GB/s", "of peak", p ? "   keys read of held    by graph" : "   index: share of CPU time");
+        b->headed = true;
     }
+    printf(p ? "%-9s %-7s " : "%-9s %s", p ? eng_attn_mode_name(p->attention.mode) : "prefill", p ? p->budget : "");
+    printf("%8u %9.2f %9.2f %9.2f %9.1f %7.1f %7.0f%%", length, srv_median(r->rates, r->n), r->rates[0], r->rates[r->n - 1], r->bytes * 1e-6, gb, b->peak > 0 ? 100 * gb * 1e9 / b->peak : 0);
+    uint64_t searches = (uint64_t)t->n_graph + t->n_flat;
+    if (p && searches)
+        printf(" %9.0f of %-8.0f %8.0f%%", t->keys_attended, t->keys_held, 100.0 * t->n_graph / (double)searches);
+    else if (p)
+        printf(" %9.0f of %-8.0f %9s", t->keys_attended, t->keys_held, "-");
+    else if (r->index_cpu > 0)
+        printf(" %26.1f%%", 100 * r->index_cpu / r->cpu);
+    else
+        printf(" %27s", "-");
+    putchar('\n');
+}
+
+/* p: NULL for prefill. Sorts the rates. */
+static int print_results(bench *b, const srv_policy *p, uint32_t length, results *r)
+{
+    srv_sort(r->rates, r->n);
+    double gb = r->bytes * srv_median(r->rates, r->n) * 1e-9;
+    int status = 0;
+    if (!strcmp(b->s->output, "jsonl"))
+        status = print_line(b, p, length, r, gb);
+    else
+        print_row(b, p, length, r, gb);
     fflush(stdout);
     return status;
 }
@@ -131,15 +152,15 @@ static int print_rates(bench *b, const char *test, const char *mode, uint32_t le
 /* ---- decode ----------------------------------------------------------------------------------------------------- */
 
 /* One run: n steps timed. The first token needs no step, its logits come from the prompt. */
-static int decode_once(const bench *b, uint32_t depth, const eng_attention *a, rates *r, eng_timings *ret)
+static int decode_once(const bench *b, uint32_t depth, const eng_attention *a, results *r)
 {
     uint32_t n = (uint32_t)b->s->n_predict;
     eng_session *session = NULL;
     eng_token token;
-    int status = open_session(b, depth ? depth : 1, n + 1, a, true, &session);
+    int status = srv_open_session(b->engine, b->ids, depth ? depth : 1, n + 1, a, true, &session);
     if (status)
         return status;
-    status = prefill(session, "prefill");
+    status = srv_prefill(session, "prefill");
     int rc = status ? 0 : eng_session_next(session, &token);
     double start = srv_seconds();
     for (uint32_t i = 0; i < n && !status && !rc; i++)
@@ -148,57 +169,77 @@ static int decode_once(const bench *b, uint32_t depth, const eng_attention *a, r
     if (rc && !status)
         status = srv_fail("decoding ended early: %s", rc > 0 ? "the context is full" : strerror(-rc));
     if (!status) {
-        rates_add(r, n, seconds);
-        eng_session_timings(session, ret);
+        results_add(r, n, seconds);
+        eng_session_timings(session, &r->timings);
+        r->bytes = (double)eng_info_get(b->engine)->step_bytes + r->timings.read_bytes;
     }
     eng_session_close(session);
     return status;
 }
 
-/* The prompt is kept as a context between runs and modes, with its indexes built before anything is timed. */
-static int decode_mode(bench *b, uint32_t depth, const char *mode)
+/* With the indexes built before anything is timed. */
+static int decode_policy(bench *b, uint32_t depth, const srv_policy *p)
 {
-    char err[256], word[32];
-    cfg_settings one = *b->s;
-    eng_attention a;
-    eng_timings timings;
-    eng_session *session = NULL;
-    rates r = {0};
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(mode, ","), mode);
-    one.attention = word;
-    if (srv_attention(&one, &a, err, sizeof err) < 0)
-        return srv_fail("%s", err);
-    int status = open_session(b, depth ? depth : 1, 1, &a, true, &session);
-    if (status)
-        return status;
-    status = prefill(session, "prefill");
-    eng_session_close(session);
+    results r = {0};
+    int status = 0;
     for (uint32_t i = 0; i < b->s->repeat && !status; i++) {
         srv_finish_indexes(b->engine);
-        status = decode_once(b, depth, &a, &r, &timings);
+        status = decode_once(b, depth, &p->attention, &r);
     }
-    if (!status)
-        status = print_rates(b, "decode", word, depth, &r, &timings);
-    return status;
+    return status ? status : print_results(b, p, depth, &r);
 }
 
 int srv_cmd_bench_decode(const cfg_settings *s)
 {
     bench b;
+    srv_policy *policies = NULL;
+    size_t n = 0;
     int status = bench_open(&b, s, s->depth, (size_t)s->n_predict + 2);
     if (!status)
+        status = srv_policies(s, &policies, &n);
+    if (!status)
         status = warm_up(&b);
-    for (size_t i = 0; i < b.n_lengths && !status; i++)
-        for (const char *mode = s->attention; !status;) {
-            status = decode_mode(&b, b.lengths[i], mode);
-            mode += strcspn(mode, ",");
-            if (!*mode++)
-                break;
-        }
+    for (size_t i = 0; i < b.n_lengths && !status; i++) {
+        status = srv_keep_prompt(b.engine, b.ids, b.lengths[i] ? b.lengths[i] : 1, policies, n);
+        for (size_t j = 0; j < n && !status; j++)
+            status = decode_policy(&b, b.lengths[i], &policies[j]);
+    }
+    free(policies);
     return bench_close(&b, status);
 }
 
 /* ---- prefill ---------------------------------------------------------------------------------------------------- */
+
+/* Bytes read for a token of a prompt of n when each chunk reads the weights once, and the keys and values up to its end once. */
+static double prompt_bytes(const bench *b, uint32_t n)
+{
+    const eng_info *info = eng_info_get(b->engine);
+    double sum = 0, chunk = b->s->ubatch_size;
+    for (double end = chunk; end < n + chunk; end += chunk)
+        sum += (double)info->step_bytes + (double)info->kv_bytes_per_token * (end < n ? end : n);
+    return sum / n;
+}
+
+static int prefill_once(const bench *b, uint32_t n, const eng_attention *a, results *r)
+{
+    eng_session *session = NULL;
+    int status = srv_open_session(b->engine, b->ids, n, 1, a, false, &session);
+    if (status)
+        return status;
+    double start = srv_seconds(), cpu = cpu_seconds();
+    status = srv_prefill(session, "prefill");
+    double seconds = srv_seconds() - start, cpu_prompt = cpu_seconds();
+    if (!status) {
+        eng_timings t;
+        srv_finish_indexes(b->engine);
+        eng_session_timings(session, &t);
+        results_add(r, n, seconds);
+        r->cpu += cpu_prompt - cpu;
+        r->index_cpu += t.index_ms > 0 ? cpu_seconds() - cpu_prompt : 0;
+    }
+    eng_session_close(session);
+    return status;
+}
 
 int srv_cmd_bench_prefill(const cfg_settings *s)
 {
@@ -209,20 +250,11 @@ int srv_cmd_bench_prefill(const cfg_settings *s)
     if (!status)
         status = warm_up(&b);
     for (size_t i = 0; i < b.n_lengths && !status; i++) {
-        rates r = {0};
-        for (uint32_t j = 0; j < s->repeat && !status; j++) {
-            eng_session *session = NULL;
-            status = open_session(&b, b.lengths[i], 1, &full, false, &session);
-            if (status)
-                break;
-            double start = srv_seconds();
-            status = prefill(session, "prefill");
-            rates_add(&r, b.lengths[i], srv_seconds() - start);
-            eng_session_close(session);
-        }
-        eng_timings none = {0};
+        results r = {.bytes = prompt_bytes(&b, b.lengths[i])};
+        for (uint32_t j = 0; j < s->repeat && !status; j++)
+            status = prefill_once(&b, b.lengths[i], &full, &r);
         if (!status)
-            status = print_rates(&b, "prefill", NULL, b.lengths[i], &r, &none);
+            status = print_results(&b, NULL, b.lengths[i], &r);
     }
     return bench_close(&b, status);
 }

@@ -147,16 +147,16 @@ static void json_spread(srv_buf *j, const char *name, const eng_bench_spread *s)
     srv_buf_printf(j, ",\"%s\":{\"mean\":%.6f,\"p10\":%.6f,\"p90\":%.6f,\"min\":%.6f,\"max\":%.6f}", name, s->mean, s->p10, s->p90, s->min, s->max);
 }
 
-static int print_json(const cfg_settings *s, const input *in, const eng_bench_result *r, uint32_t replicas)
+static int print_json(const cfg_settings *s, const eng_attention *budget, const input *in, const eng_bench_result *r, uint32_t replicas)
 {
     srv_buf j = {0};
     srv_buf_puts(&j, "{\"test\":\"index\",\"keys\":");
     srv_buf_cstring(&j, s->keys);
     srv_buf_printf(&j, ",\"n\":%u,\"dim\":%u,\"group\":%u,\"steps\":%u,\"kind\":\"%s\"", in->head.n, in->head.dim, in->head.group, in->head.n_steps, r->kind);
-    if (s->attn_top_k)
-        srv_buf_printf(&j, ",\"top_k\":%u", s->attn_top_k);
+    if (budget->top_k)
+        srv_buf_printf(&j, ",\"top_k\":%u", budget->top_k);
     else
-        srv_buf_printf(&j, ",\"beta\":%g,\"k_max\":%u", s->attn_beta, s->attn_k_max);
+        srv_buf_printf(&j, ",\"beta\":%g,\"k_max\":%u", budget->beta, budget->k_max);
     srv_buf_printf(&j, ",\"hits\":%.2f", r->hits);
     json_spread(&j, "recall16", &r->recall16);
     json_spread(&j, "recall100", &r->recall100);
@@ -170,13 +170,13 @@ static int print_json(const cfg_settings *s, const input *in, const eng_bench_re
     return srv_print_json(&j);
 }
 
-static void print_table(const cfg_settings *s, const input *in, const eng_bench_result *r, uint32_t n, uint32_t replicas)
+static void print_table(const cfg_settings *s, const eng_attention *budget, const input *in, const eng_bench_result *r, uint32_t n, uint32_t replicas)
 {
     printf("%s: %u keys of %u, a group of %u, %u steps; ", s->keys, in->head.n, in->head.dim, in->head.group, in->head.n_steps);
-    if (s->attn_top_k)
-        printf("top %u; ", s->attn_top_k);
+    if (budget->top_k)
+        printf("top %u; ", budget->top_k);
     else
-        printf("beta %g, at most %u; ", s->attn_beta, s->attn_k_max);
+        printf("beta %g, at most %u; ", budget->beta, budget->k_max);
     printf("%u replicas\n%-8s %6s  %-23s  %-23s  %-13s %6s  %-23s  %-23s %7s %6s %9s %9s\n", replicas, "", "hits", "recall@16 mean p10 min", "recall@100", "visited",
            "mass", "error mean p90 max", "with the estimate", "build s", "B/key", "us", "of int8");
     for (uint32_t i = 0; i < n; i++, r++) {
@@ -198,10 +198,13 @@ int srv_cmd_bench_index(const cfg_settings *s)
     eng_bench_result results[MAX_KINDS];
     uint32_t n = kinds_wanted(s, words, kinds), replicas;
     input in = {0};
+    eng_attention budget;
+    if (srv_budget(s, &budget, err, sizeof err) < 0)
+        return srv_fail("%s", err);
     eng_bench_params p = {.cpu = s->cpu,
-                          .top_k = s->attn_top_k,
-                          .beta = (float)s->attn_beta,
-                          .k_max = s->attn_k_max,
+                          .top_k = budget.top_k,
+                          .beta = budget.beta,
+                          .k_max = budget.k_max,
                           .n_sink = s->n_sink,
                           .n_local = s->n_local,
                           .estimate = !strcmp(s->estimate, "on"),
@@ -212,9 +215,9 @@ int srv_cmd_bench_index(const cfg_settings *s)
         status = srv_fail("%s", err);
     bool json = !strcmp(s->output, "jsonl");
     for (uint32_t i = 0; i < n && json && !status; i++)
-        status = print_json(s, &in, &results[i], replicas);
+        status = print_json(s, &budget, &in, &results[i], replicas);
     if (!json && !status)
-        print_table(s, &in, results, n, replicas);
+        print_table(s, &budget, &in, results, n, replicas);
     input_close(&in);
     int written = srv_finish_output();
     return status ? status : written;

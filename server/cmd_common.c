@@ -116,6 +116,20 @@ int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t 
     return 0;
 }
 
+int srv_budget(const cfg_settings *s, eng_attention *a, char *err, size_t errlen)
+{
+    if (eng_attn_budget_parse(s->attn_budget, a) < 0) {
+        snprintf(err, errlen, "unknown attention budget '%s'", s->attn_budget);
+        return -EINVAL;
+    }
+    a->top_k = s->attn_top_k;
+    if (s->attn_beta > 0)
+        a->beta = (float)s->attn_beta;
+    if (s->attn_k_max)
+        a->k_max = s->attn_k_max;
+    return 0;
+}
+
 int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t errlen)
 {
     eng_attention a = eng_attention_default();
@@ -125,9 +139,8 @@ int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t e
     }
     a.n_sink = s->n_sink;
     a.n_local = s->n_local;
-    a.top_k = s->attn_top_k;
-    a.beta = (float)s->attn_beta;
-    a.k_max = s->attn_k_max;
+    if (srv_budget(s, &a, err, errlen) < 0)
+        return -EINVAL;
     a.estimate = !strcmp(s->estimate, "on");
     *ret = a;
     return 0;
@@ -370,6 +383,97 @@ uint32_t *srv_numbers(const char *list, size_t *ret_n)
     }
     *ret_n = n;
     return all;
+}
+
+/* Word i of a list that config/ has checked; *more: whether others follow. */
+static void list_word(const char *list, size_t i, char word[32], bool *more)
+{
+    for (; i; i--)
+        list += strcspn(list, ",") + 1;
+    size_t n = strcspn(list, ",");
+    snprintf(word, 32, "%.*s", (int)n, list);
+    *more = list[n] == ',';
+}
+
+int srv_policies(const cfg_settings *s, srv_policy **ret, size_t *ret_n)
+{
+    cfg_settings one = *s;
+    srv_policy *all = NULL;
+    size_t n = 0;
+    char mode[32], budget[32], err[256];
+    bool more_modes = true, more_budgets;
+    for (size_t i = 0; more_modes; i++) {
+        list_word(s->attention, i, mode, &more_modes);
+        more_budgets = true;
+        for (size_t j = 0; more_budgets; j++) {
+            list_word(s->attn_budget, j, budget, &more_budgets);
+            srv_policy p = {0}, *larger = realloc(all, (n + 1) * sizeof *all);
+            one.attention = mode;
+            one.attn_budget = budget;
+            if (!larger || srv_attention(&one, &p.attention, err, sizeof err) < 0) {
+                free(larger ? larger : all);
+                return srv_fail("%s", larger ? err : "out of memory");
+            }
+            all = larger;
+            bool retrieves = p.attention.mode != ENG_ATTN_FULL && p.attention.mode != ENG_ATTN_STREAMING;
+            more_budgets = more_budgets && retrieves;
+            bool own = s->attn_top_k || s->attn_beta > 0 || s->attn_k_max;
+            snprintf(p.budget, sizeof p.budget, "%s", !retrieves ? "-" : own ? "custom" : budget);
+            all[n++] = p;
+        }
+    }
+    *ret = all;
+    *ret_n = n;
+    return 0;
+}
+
+int srv_open_session(eng_engine *e, const int32_t *ids, size_t n_ids, uint32_t max_tokens, const eng_attention *a, bool cache, eng_session **ret)
+{
+    char err[512] = "";
+    eng_request r = {
+        .ids = ids, .n_ids = n_ids, .max_tokens = max_tokens, .attention = *a, .sampling = eng_sampling_default(), .cache_prompt = cache};
+    r.sampling.temperature = 0;
+    int rc = eng_session_open(e, &r, ret, err, sizeof err);
+    return rc < 0 ? srv_fail("%s", *err ? err : strerror(-rc)) : 0;
+}
+
+int srv_prefill(eng_session *session, const char *what)
+{
+    srv_progress p = srv_progress_begin(what);
+    int rc = eng_session_prefill(session, srv_progress_step, &p);
+    srv_progress_end(&p);
+    return rc < 0 ? srv_fail("%s: %s", what, strerror(-rc)) : 0;
+}
+
+int srv_keep_prompt(eng_engine *e, const int32_t *ids, size_t n_ids, const srv_policy *policies, size_t n)
+{
+    const eng_attention *a = &policies[0].attention;
+    for (size_t i = 0; i < n && a->mode != ENG_ATTN_GRAPH; i++)
+        if (policies[i].attention.mode == ENG_ATTN_GRAPH || policies[i].attention.mode == ENG_ATTN_AUTO)
+            a = &policies[i].attention;
+    eng_session *session = NULL;
+    int status = srv_open_session(e, ids, n_ids, 1, a, true, &session);
+    if (status)
+        return status;
+    status = srv_prefill(session, "prefill");
+    eng_session_close(session);
+    return status;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void srv_sort(double *x, size_t n)
+{
+    qsort(x, n, sizeof *x, by_value);
+}
+
+double srv_median(const double *sorted, size_t n)
+{
+    return (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
 }
 
 /* ---- progress --------------------------------------------------------------------------------------------------- */

@@ -34,6 +34,26 @@ int srv_test_tokens(const eng_engine *e, const char *path, size_t n, int32_t **r
 /* The numbers of a list that config/ has checked. free it; NULL when out of memory. */
 uint32_t *srv_numbers(const char *list, size_t *ret_n);
 
+/* The attention modes and budgets that --attention and --attention-budget list: each mode that retrieves with each budget. 0, else an exit
+ * status. free it. */
+typedef struct {
+    eng_attention attention;
+    char budget[32]; /* its name, "custom", or "-" where nothing is retrieved */
+} srv_policy;
+
+int srv_policies(const cfg_settings *s, srv_policy **ret, size_t *ret_n);
+
+/* A greedy session; cache: goes on from a kept context, and is kept. 0, else an exit status. */
+int srv_open_session(eng_engine *e, const int32_t *ids, size_t n_ids, uint32_t max_tokens, const eng_attention *a, bool cache, eng_session **ret);
+int srv_prefill(eng_session *session, const char *what);
+
+/* Reads a prompt that sessions of all these policies can go on from: where one of them may use a graph, what it is built from is kept. 0, else
+ * an exit status. */
+int srv_keep_prompt(eng_engine *e, const int32_t *ids, size_t n_ids, const srv_policy *policies, size_t n);
+
+void srv_sort(double *x, size_t n);
+double srv_median(const double *sorted, size_t n); /* n > 0 */
+
 /* A progress bar on a terminal, a line now and then elsewhere; nothing for what is done within a moment. */
 typedef struct {
     const char *what;

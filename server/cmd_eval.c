@@ -5,7 +5,7 @@
 #include "cmd_common.h"
 
 /* eval logits: the last n tokens of a text are forced one by one after a dense prefill of what stands before them, once with full attention
- * and once under the policy; the distributions over the next token are compared. Products run in float32, so that what differs is the
+ * and once under each policy; the distributions over the next token are compared. Products run in float32, so that what differs is the
  * attention. */
 
 typedef struct {
@@ -14,10 +14,13 @@ typedef struct {
     int32_t *ids; /* the text: n_prompt tokens, then n + 1: n that are forced, each followed by a target */
     size_t n_prompt, n;
     float *reference; /* [n][n_vocab] logits of the full pass */
-    double *kl;       /* [n], nats */
-    double nll[2];    /* sums over the targets: full, policy */
+    double nll_full;  /* sum over the targets */
+    bool headed;      /* the table has its first line */
+    /* of the pass at hand */
+    double *kl; /* [n], nats */
+    double nll;
     size_t same_top;
-    eng_timings timings; /* of the policy pass */
+    eng_timings timings;
 } eval;
 
 static uint32_t top_of(const float *x, uint32_t n)
@@ -38,6 +41,13 @@ static double log_sum(const float *x, uint32_t n)
     return max + log(sum);
 }
 
+static void keep_reference(eval *v, size_t i, const float *logits)
+{
+    uint32_t n_vocab = eng_info_get(v->engine)->n_vocab;
+    memcpy(v->reference + i * n_vocab, logits, n_vocab * sizeof *logits);
+    v->nll_full += log_sum(logits, n_vocab) - logits[v->ids[v->n_prompt + i + 1]];
+}
+
 static void compare(eval *v, size_t i, const float *logits)
 {
     uint32_t n_vocab = eng_info_get(v->engine)->n_vocab;
@@ -50,82 +60,82 @@ static void compare(eval *v, size_t i, const float *logits)
     v->kl[i] = kl > 0 ? kl : 0;
     v->same_top += top_of(full, n_vocab) == top_of(logits, n_vocab);
     int32_t target = v->ids[v->n_prompt + i + 1];
-    v->nll[0] += z_full - full[target];
-    v->nll[1] += z - logits[target];
+    v->nll += z - logits[target];
 }
 
-/* One pass; pass 0 stores the logits, pass 1 compares with them. */
-static int run_pass(eval *v, int pass, const eng_attention *a)
+/* One pass: policy NULL stores full attention's logits, another one's are compared with them. */
+static int run_pass(eval *v, const srv_policy *policy)
 {
-    char err[512] = "";
-    size_t n_vocab = eng_info_get(v->engine)->n_vocab;
+    eng_attention a = policy ? policy->attention : eng_attention_default();
+    if (!policy)
+        a.mode = ENG_ATTN_FULL;
     eng_session *session = NULL;
-    eng_request r = {.ids = v->ids,
-                     .n_ids = v->n_prompt,
-                     .max_tokens = (uint32_t)v->n + 1,
-                     .attention = *a,
-                     .sampling = eng_sampling_default(),
-                     .cache_prompt = true};
-    int rc = eng_session_open(v->engine, &r, &session, err, sizeof err);
-    if (rc < 0)
-        return srv_fail("%s", *err ? err : strerror(-rc));
-    srv_progress p = srv_progress_begin("prefill");
-    rc = eng_session_prefill(session, srv_progress_step, &p);
-    srv_progress_end(&p);
-    p = srv_progress_begin(pass ? eng_attn_mode_name(a->mode) : "full");
-    for (size_t i = 0; i < v->n && !rc; i++) {
+    int status = srv_open_session(v->engine, v->ids, v->n_prompt, (uint32_t)v->n + 1, &a, true, &session);
+    if (status)
+        return status;
+    status = srv_prefill(session, "prefill");
+    srv_progress p = srv_progress_begin(eng_attn_mode_name(a.mode));
+    int rc = 0;
+    v->nll = 0;
+    v->same_top = 0;
+    for (size_t i = 0; i < v->n && !status && !rc; i++) {
         const float *logits;
         rc = eng_session_force(session, v->ids[v->n_prompt + i]);
         if (!rc)
             rc = eng_session_logits(session, &logits);
-        if (!rc && pass)
+        if (!rc && policy)
             compare(v, i, logits);
         else if (!rc)
-            memcpy(v->reference + i * n_vocab, logits, n_vocab * sizeof *logits);
+            keep_reference(v, i, logits);
         srv_progress_step(&p, (uint32_t)i + 1, 0, (uint32_t)v->n);
     }
     srv_progress_end(&p);
     eng_session_timings(session, &v->timings);
     eng_session_close(session);
-    return rc ? srv_fail("evaluation ended early: %s", rc > 0 ? "the context is full" : strerror(-rc)) : 0;
+    if (rc)
+        status = srv_fail("evaluation ended early: %s", rc > 0 ? "the context is full" : strerror(-rc));
+    return status;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static int print_result(eval *v, const eng_attention *a)
+/* Sorts v->kl. */
+static int print_result(eval *v, const srv_policy *p)
 {
     const eng_timings *t = &v->timings;
+    const char *mode = eng_attn_mode_name(p->attention.mode);
     double mean = 0, n = (double)v->n;
     for (size_t i = 0; i < v->n; i++)
         mean += v->kl[i] / n;
-    qsort(v->kl, v->n, sizeof *v->kl, by_value);
+    srv_sort(v->kl, v->n);
     double p90 = v->kl[(v->n * 9 + 9) / 10 - 1], max = v->kl[v->n - 1];
-    double ppl_full = exp(v->nll[0] / n), ppl = exp(v->nll[1] / n), agree = (double)v->same_top / n;
+    double ppl_full = exp(v->nll_full / n), ppl = exp(v->nll / n), agree = (double)v->same_top / n;
+    uint64_t searches = (uint64_t)t->n_graph + t->n_flat;
     if (!strcmp(v->s->output, "jsonl")) {
         srv_buf j = {0};
         srv_buf_puts(&j, "{\"test\":\"logits\",\"model\":");
         srv_buf_cstring(&j, v->s->model);
         srv_buf_puts(&j, ",\"file\":");
         srv_buf_cstring(&j, v->s->file);
-        srv_buf_printf(
-            &j, ",\"attention\":\"%s\",\"n_prompt\":%zu,\"n\":%zu,\"kl\":{\"mean\":%.6g,\"p90\":%.6g,\"max\":%.6g},\"top1_agreement\":%.4f",
-            eng_attn_mode_name(a->mode), v->n_prompt, v->n, mean, p90, max, agree);
+        srv_buf_printf(&j, ",\"attention\":\"%s\",\"budget\":\"%s\",\"n_prompt\":%zu,\"n\":%zu", mode, p->budget, v->n_prompt, v->n);
+        srv_buf_printf(&j, ",\"kl\":{\"mean\":%.6g,\"p90\":%.6g,\"max\":%.6g},\"top1_agreement\":%.4f", mean, p90, max, agree);
         srv_buf_printf(&j, ",\"perplexity_full\":%.5f,\"perplexity\":%.5f,\"perplexity_ratio\":%.5f", ppl_full, ppl, ppl / ppl_full);
         srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_flat\":%u}\n", t->keys_held, t->keys_attended,
                        t->n_graph, t->n_flat);
         return srv_print_json(&j);
     }
-    printf("%s against full attention: %zu positions after %zu tokens of %s\n", eng_attn_mode_name(a->mode), v->n, v->n_prompt, v->s->file);
-    printf("KL divergence     mean %.6f   p90 %.6f   max %.6f nats\n", mean, p90, max);
-    printf("top-1 agreement   %.2f%%\n", 100 * agree);
-    printf("perplexity        %.4f, with full attention %.4f (ratio %.5f)\n", ppl, ppl_full, ppl / ppl_full);
-    printf("keys read         %.0f of %.0f (%.1f%%)\n", t->keys_attended, t->keys_held,
-           t->keys_held > 0 ? 100 * t->keys_attended / t->keys_held : 0);
-    printf("searches          %u by graph, %u by scan\n", t->n_graph, t->n_flat);
+    if (!v->headed) {
+        printf("%zu positions after %zu tokens of %s, against full attention (perplexity %.4f); KL divergence in nats\n", v->n, v->n_prompt,
+               v->s->file, ppl_full);
+        printf("%-9s %-7s %10s %10s %10s %8s %17s %23s %9s\n", "attention", "budget", "KL mean", "p90", "max", "top-1", "perplexity ratio",
+               "keys read of held", "by graph");
+        v->headed = true;
+    }
+    printf("%-9s %-7s %10.6f %10.6f %10.6f %7.2f%% %17.5f %11.0f of %-8.0f", mode, p->budget, mean, p90, max, 100 * agree, ppl / ppl_full,
+           t->keys_attended, t->keys_held);
+    if (searches)
+        printf(" %8.0f%%\n", 100.0 * t->n_graph / (double)searches);
+    else
+        printf(" %9s\n", "-");
+    fflush(stdout);
     return 0;
 }
 
@@ -158,27 +168,31 @@ int srv_cmd_eval_logits(const cfg_settings *s)
 {
     char err[256];
     eval v = {.s = s};
-    eng_attention policy, full;
+    srv_policy *policies = NULL;
+    size_t n = 0;
     eng_params p;
     if (!s->file)
         return srv_fail("no text: name one with -f FILE");
-    if (srv_attention(s, &policy, err, sizeof err) < 0 || srv_engine_params(s, &p, err, sizeof err) < 0)
+    if (srv_engine_params(s, &p, err, sizeof err) < 0)
         return srv_fail("%s", err);
-    full = policy;
-    full.mode = ENG_ATTN_FULL;
     p.f32_activations = true;
-    int status = srv_open(s, &p, &v.engine);
+    int status = srv_policies(s, &policies, &n);
+    if (!status)
+        status = srv_open(s, &p, &v.engine);
     if (!status)
         status = prepare(&v);
     if (!status)
-        status = run_pass(&v, 0, &full);
-    if (!status) {
-        srv_finish_indexes(v.engine);
-        status = run_pass(&v, 1, &policy);
-    }
+        status = srv_keep_prompt(v.engine, v.ids, v.n_prompt, policies, n);
     if (!status)
-        status = print_result(&v, &policy);
+        status = run_pass(&v, NULL);
+    for (size_t i = 0; i < n && !status; i++) {
+        srv_finish_indexes(v.engine);
+        status = run_pass(&v, &policies[i]);
+        if (!status)
+            status = print_result(&v, &policies[i]);
+    }
     eng_close(v.engine);
+    free(policies);
     free(v.ids);
     free(v.reference);
     free(v.kl);

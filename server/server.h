@@ -16,6 +16,7 @@ int srv_cmd_inspect(const cfg_settings *s);
 
 /* Shared by the sub-commands (cmd_common.c): settings into engine terms. -EINVAL with a sentence. */
 int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t errlen);
+int srv_budget(const cfg_settings *s, eng_attention *a, char *err, size_t errlen); /* top_k, beta, k_max alone */
 int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t errlen);
 eng_sampling srv_sampling(const cfg_settings *s);
 

@@ -223,19 +223,43 @@ def test_bench_decode(tool, model, book):
     assert [(r["attention"], r["depth"]) for r in rows] == [(m, d) for d in (0, 2200) for m in ("full", "streaming", "graph")]
     for r in rows:
         rate = r["tokens_per_second"]
-        assert 0 < rate["min"] <= rate["mean"] <= rate["max"]
+        assert 0 < rate["min"] <= rate["median"] <= rate["max"]
         assert r["n"] == 4 and r["repeat"] == 2
+        assert r["gb_per_second"] == pytest.approx(rate["median"] * r["bytes_per_token"] / 1e9, rel=0.01) and r["peak_gb_per_second"] > 0
     full, streaming, graph = rows[3:]
     assert full["keys_attended"] == full["keys_held"] and 2200 <= full["keys_held"] <= 2210
     assert streaming["keys_attended"] < full["keys_attended"] and streaming["n_graph"] == 0
     assert graph["n_graph"] > 0 and graph["keys_attended"] < full["keys_attended"]
+    # weights: all matrices, the token embedding among them since it is the output's too; a key and its value of all layers: 22.5 KiB
+    weights = 66355200 + 30081024
+    assert full["bytes_per_token"] == pytest.approx(weights + 23040 * full["keys_held"], abs=100)
+    assert streaming["bytes_per_token"] == pytest.approx(weights + 23040 * streaming["keys_attended"], abs=100)
+    assert rows[0]["budget"] == "-" and graph["budget"] == "default"
+
+
+def test_bench_decode_budgets(tool, model, book):
+    """Each budget with each mode that retrieves; a flag of one's own goes before the budget's."""
+    args = ["bench", "decode", "-m", model, "-d", 2200, "-n", 2, "-r", 1, "-f", book, "-o", "jsonl", "--attention", "streaming,auto", "--attention-budget", "fast,default,precise"]
+    rows = lines(tool(*args))
+    assert [(r["attention"], r["budget"]) for r in rows] == [("streaming", "-"), ("auto", "fast"), ("auto", "default"), ("auto", "precise")]
+    streaming, fast, default, precise = (r["keys_attended"] for r in rows)
+    assert streaming < fast < default < precise
+    own = lines(tool(*args, "--attn-beta", 8, "--attn-k-max", 1024))
+    assert [r["budget"] for r in own[1:]] == ["custom"] * 3
+    assert [r["keys_attended"] for r in own[1:]] == [default] * 3
+    # codes: at least a byte for each of the 64 dimensions of each key, of 30 layers x 3 KV heads, and a retrieved key is read for each of 9 heads
+    least = 66355200 + 30081024 + 23040 * 640 + 3 * 23040 * (fast - 800) + 90 * 64 * 1500
+    assert least < rows[1]["bytes_per_token"] < 2 * least
 
 
 def test_bench_prefill(tool, model):
     rows = lines(tool("bench", "prefill", "-m", model, "-p", "32,128", "-r", 2, "-o", "jsonl"))
     assert [r["n_prompt"] for r in rows] == [32, 128]
+    assert all(r["cpu_seconds"] > 0 and r["index_cpu_seconds"] == 0 for r in rows)  # too short for an index
     table = tool("bench", "prefill", "-m", model, "-p", "32", "-r", 1)
-    assert table.returncode == 0 and re.search(r"^prefill +32 +[\d.]+ +[\d.]+ +[\d.]+$", table.stdout, re.M)
+    assert table.returncode == 0 and re.search(r"^prefill +32 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +\d+% +-$", table.stdout, re.M)
+    (row,) = lines(tool("bench", "prefill", "-m", model, "-p", "2000", "-r", 1, "-o", "jsonl"))
+    assert 0 < row["index_cpu_seconds"] < row["cpu_seconds"]  # codes alone: a graph would take several times the prefill
 
 
 def test_eval_logits(tool, model, book):
@@ -251,6 +275,10 @@ def test_eval_logits(tool, model, book):
     assert streaming["kl"]["mean"] > 1e-5 and streaming["n_graph"] == streaming["n_flat"] == 0
     assert graph["n_graph"] > 0 and graph["keys_attended"] < graph["keys_held"]
     assert graph["kl"]["mean"] < streaming["kl"]["mean"]
-    for r in (full, streaming, graph):
+    both = lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", 2200, "--attention", "streaming,auto", "--attention-budget", "fast,precise", "-o", "jsonl"))
+    assert [(r["attention"], r["budget"]) for r in both] == [("streaming", "-"), ("auto", "fast"), ("auto", "precise")]
+    assert both[0]["kl"] == streaming["kl"] and both[0]["perplexity_full"] == streaming["perplexity_full"]  # as alone
+    assert both[2]["kl"]["mean"] < both[1]["kl"]["mean"] < streaming["kl"]["mean"] and both[2]["keys_attended"] > both[1]["keys_attended"]
+    for r in (full, streaming, graph, *both):
         assert 0 <= r["kl"]["mean"] <= r["kl"]["max"] and r["kl"]["p90"] <= r["kl"]["max"]
         assert abs(r["perplexity"] / r["perplexity_full"] - r["perplexity_ratio"]) < 1e-4

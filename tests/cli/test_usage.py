@@ -45,6 +45,8 @@ def test_help_and_version(tool):
         (["run"], ["no model"]),
         (["bench", "decode", "-m", "x", "-d", "1,x"], ["--depth"]),
         (["bench", "decode", "-m", "x", "--attention", "full,grap"], ["'grap'", "did you mean 'graph'?"]),
+        (["bench", "decode", "-m", "x", "--attention-budget", "fast,precis"], ["'precis'", "did you mean 'precise'?"]),
+        (["serve", "-m", "x", "--attention-budget", "fast,precise"], ["--attention-budget", "'fast,precise'"]),
     ],
 )
 def test_usage(tool, args, parts):

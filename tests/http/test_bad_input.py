@@ -125,6 +125,8 @@ WRONG = [
     ({"prompt": "x", "attention": "full"}, "attention", ["an object"]),
     ({"prompt": "x", "attention": {"mode": "fast"}}, "attention.mode", ["full, streaming, flat, graph or auto", "fast"]),
     ({"prompt": "x", "attention": {"mode": 1}}, "attention.mode", []),
+    ({"prompt": "x", "attention": {"budget": "quick"}}, "attention.budget", ["fast, default or precise", "quick"]),
+    ({"prompt": "x", "attention": {"budget": 8}}, "attention.budget", []),
     ({"prompt": "x", "attention": {"top_k": -1}}, "attention.top_k", []),
     ({"prompt": "x", "attention": {"beta": "x"}}, "attention.beta", []),
     ({"prompt": "x", "attention": {"beta": 0}}, "attention.beta", []),

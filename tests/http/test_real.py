@@ -100,11 +100,15 @@ def test_retrieval_reads_fewer_keys(real):
         assert t["attention"] == mode and t["keys_held"] == pytest.approx(full["keys_held"], rel=0.05)
         assert t["keys_attended"] < full["keys_attended"] / 4
         assert (t["n_flat"] > 0) == (mode == "flat")
+    read = lambda **budget: chat(real, messages, max_tokens=2, attention={"mode": "flat", "estimate": False, **window, **budget})["timings"]["keys_attended"]
+    assert read(budget="fast") < read(budget="default") < read(budget="precise")
+    assert read(budget="fast", beta=9, k_max=2048) == read(budget="precise") and read(budget="default") == read()
+    assert read(budget="precise", top_k=32) < read(budget="fast")
 
 
 def test_graph_is_built_and_used(real):
-    """As the quickstart does: wait until no index is pending, then ask for the graph."""
-    messages = lambda q: [{"role": "system", "content": document(180) + " The end."}, {"role": "user", "content": q}]
+    """As the quickstart does: wait until no index is pending, then ask for the graph. No other test read the text before, for other modes."""
+    messages = lambda q: [{"role": "system", "content": "A list. " + document(180)}, {"role": "user", "content": q}]
     chat(real, messages("On which shelf is item 4?"), max_tokens=2, attention={"mode": "graph"})
     until(lambda: real.get("/props").json()["index_pending"] == 0, 300)
     t = chat(real, messages("On which shelf is item 5?"), max_tokens=8, attention={"mode": "graph", "n_sink": 16, "n_local": 64})["timings"]

@@ -66,7 +66,7 @@ START_TEST(defaults)
     ck_assert_str_eq(s.attention, "auto");
     ck_assert_uint_eq(s.n_sink, 128);
     ck_assert_uint_eq(s.n_local, 512);
-    ck_assert_double_eq(s.attn_beta, 8);
+    ck_assert_double_eq(s.attn_beta, 0);
     ck_assert_int_eq(s.seed, -1);
     ck_assert(!s.help && !s.version);
 
@@ -176,7 +176,7 @@ START_TEST(file)
     ck_assert_int_eq(load_text(CFG_BENCH_DECODE, "port = 81\nn-predict = 5\nctx-size = 99\nattention = flat\nthreads = 3"), 0);
     ck_assert_int_eq(s.n_predict, 32);
     ck_assert_uint_eq(s.ctx_size, 0);
-    ck_assert_str_eq(s.attention, "full,graph");
+    ck_assert_str_eq(s.attention, "full,auto");
     ck_assert_uint_eq(s.threads, 3);
     REFUSED(load_text(CFG_BENCH_DECODE, "port = 99999"), "from 0 to 65535");
 
