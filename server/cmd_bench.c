@@ -80,6 +80,7 @@ static int warm_up(const bench *b)
         if (eng_session_next(session, &token) < 0)
             status = srv_fail("warming up: decoding failed");
     eng_session_close(session);
+    srv_finish_indexes(b->engine); /* and whatever else the engine does when idle */
     return status;
 }
 

@@ -2,11 +2,12 @@
 
 import json
 import pathlib
+import re
 import socket
 import subprocess
 
 import pytest
-from daemon import request_bytes, until
+from daemon import Daemon, request_bytes, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
@@ -115,6 +116,28 @@ def test_graph_is_built_and_used(real):
     assert t["cache_n"] > 1000 and t["n_graph"] > 0 and t["keys_attended"] < t["keys_held"]
     t = chat(real, messages("On which shelf is item 6?"), max_tokens=8, attention={"mode": "auto", "n_sink": 16, "n_local": 64})["timings"]
     assert t["cache_n"] > 1000 and t["n_flat"] > 0 and t["n_graph"] == 0 and t["keys_attended"] < t["keys_held"]
+
+
+def test_memory_is_as_announced(real_bin, real_model):
+    """What is resident at rest after a long prompt: the plan that the daemon printed at its start, and a little for the program itself."""
+    mib, n_ctx, n = 1 << 20, 8192, 6000
+    daemon = Daemon(real_bin, real_model, "-c", str(n_ctx))
+    try:
+        said = re.search(r"memory: ([\d.]+) MiB of weights \(mapped\), ([\d.]+) MiB of scratch, ([\d.]+) MiB of keys and values for 8192 tokens, up to ([\d.]+) MiB of their index",
+                         "".join(daemon.lines))  # fmt: skip
+        weights, scratch, kv, index = (float(x) * mib for x in said.groups())
+        ids = tokens(daemon, document(500))[:n]
+        assert len(ids) == n
+        for answer in range(3):  # what an answer leaves is not left by each
+            a = daemon.post(TEXT, {"prompt": ids, "max_tokens": 8, "temperature": 0}).json()
+            assert a["timings"]["cache_n"] == (n - 1 if answer else 0)
+        until(lambda: daemon.get("/props").json()["index_pending"] == 0, 300)
+        resident = int(re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text())[1]) * 1024
+        held = daemon.get("/props").json()["memory"]
+        assert held["index"] <= index * n / n_ctx and held["cache"] - held["index"] <= 1.1 * kv * n / n_ctx
+        assert resident <= weights + scratch + held["cache"] + 64 * mib, f"{resident / mib:.0f} MiB: {said[0]}; {held}"
+    finally:
+        daemon.stop()
 
 
 def test_seed(real):
