@@ -28,104 +28,120 @@ static void kv_store_bf16(const float *x, void *row, size_t n)
     }
 }
 
-/* nr (1 or 4) rows by ng (1..4) queries: one 16-lane accumulator each, d in rising order. whole: d is a multiple of 16. */
-INLINE void qk_tile(const eng_type t, const bool whole, const int ng, const int nr, float *s, size_t lds, const float *q, const char *k,
-                    size_t stride, size_t d)
+enum {
+    /* Rows are read once, from memory as a rule. So many bytes early they are asked for, into the second cache; the hardware's own
+     * prefetchers stop at page ends. */
+    KV_AHEAD = 4096,
+    PV_CHUNK = 32, /* rows that all heads and dims pass over before the next ones: they stay in the first cache */
+};
+
+/* One tile of up to 7 heads by 4 rows fills the registers; more heads: in halves. */
+INLINE int heads_of(size_t left)
 {
-    __m512 acc[4][4];
+    return left > 7 ? 4 : (int)left;
+}
+
+#define EACH_HEADS(TILE, N, ...)                                                                                                           \
+    switch (N) {                                                                                                                           \
+    case 1: TILE(1, __VA_ARGS__); break;                                                                                                   \
+    case 2: TILE(2, __VA_ARGS__); break;                                                                                                   \
+    case 3: TILE(3, __VA_ARGS__); break;                                                                                                   \
+    case 4: TILE(4, __VA_ARGS__); break;                                                                                                   \
+    case 5: TILE(5, __VA_ARGS__); break;                                                                                                   \
+    case 6: TILE(6, __VA_ARGS__); break;                                                                                                   \
+    default: TILE(7, __VA_ARGS__); break;                                                                                                  \
+    }
+
+/* Rows k[0 .. 3] by ng queries: one 16-lane accumulator each, d in rising order. Stores the scores of the rows in `stored`. */
+INLINE void qk_tile(const int ng, const eng_type t, float *s, size_t lds, const float *q, const char *const k[4], __mmask8 stored, size_t d)
+{
+    __m512 acc[7][4];
     for (int g = 0; g < ng; g++)
-        for (int r = 0; r < nr; r++)
+        for (int r = 0; r < 4; r++)
             acc[g][r] = _mm512_setzero_ps();
     for (size_t i = 0; i < d; i += 16) {
-        __mmask16 m = whole ? 0xffff : tail16(d - i);
+        __mmask16 m = tail16(d - i);
         __m512 v[4];
-        for (int r = 0; r < nr; r++)
-            v[r] = load16(t, k + (size_t)r * stride, i, m);
+        for (int r = 0; r < 4; r++)
+            v[r] = m == 0xffff ? load16(t, k[r], i, 0xffff) : load16(t, k[r], i, m);
         for (int g = 0; g < ng; g++) {
-            __m512 u = _mm512_maskz_loadu_ps(m, q + (size_t)g * d + i);
-            for (int r = 0; r < nr; r++)
+            __m512 u = m == 0xffff ? _mm512_loadu_ps(q + (size_t)g * d + i) : _mm512_maskz_loadu_ps(m, q + (size_t)g * d + i);
+            for (int r = 0; r < 4; r++)
                 acc[g][r] = _mm512_fmadd_ps(u, v[r], acc[g][r]);
         }
     }
     for (int g = 0; g < ng; g++)
-        store_sums(s + (size_t)g * lds, acc[g], nr);
+        _mm_mask_storeu_ps(s + (size_t)g * lds, stored, sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3]));
 }
 
-INLINE void qk_rows(const eng_type t, const int ng, float *s, size_t lds, const float *q, const char *k, size_t stride, size_t rows,
-                    size_t d)
-{
-    size_t r = 0;
-    if (d % 16 == 0)
-        for (; r + 4 <= rows; r += 4)
-            qk_tile(t, true, ng, 4, s + r, lds, q, k + r * stride, stride, d);
-    for (; r + 4 <= rows; r += 4)
-        qk_tile(t, false, ng, 4, s + r, lds, q, k + r * stride, stride, d);
-    for (; r < rows; r++)
-        qk_tile(t, false, ng, 1, s + r, lds, q, k + r * stride, stride, d);
-}
-
-INLINE void qk_any(const eng_type t, float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows,
+INLINE void qk_any(const eng_type t, float *s, size_t lds, const float *q, size_t group, const void *keys, size_t stride, size_t rows,
                    size_t d)
 {
-    for (size_t g = 0; g < group; g += 4, s += 4 * lds, q += 4 * d) {
-        if (group - g >= 4)
-            qk_rows(t, 4, s, lds, q, k, stride, rows, d);
-        else if (group - g == 3)
-            qk_rows(t, 3, s, lds, q, k, stride, rows, d);
-        else if (group - g == 2)
-            qk_rows(t, 2, s, lds, q, k, stride, rows, d);
-        else
-            qk_rows(t, 1, s, lds, q, k, stride, rows, d);
+    for (size_t r = 0; r < rows; r += 4) {
+        size_t left = rows - r < 4 ? rows - r : 4;
+        const char *first = (const char *)keys + r * stride, *k[4];
+        for (size_t i = 0; i < 4; i++) /* beyond the last row: that one again */
+            k[i] = first + (i < left ? i : left - 1) * stride;
+        for (size_t i = 0; i < 4 * stride; i += 64)
+            _mm_prefetch(first + KV_AHEAD + i, _MM_HINT_T1);
+        for (size_t g = 0, n; g < group; g += n) {
+            n = (size_t)heads_of(group - g);
+            EACH_HEADS(qk_tile, n, t, s + g * lds + r, lds, q + g * d, k, (__mmask8)((1u << left) - 1), d)
+        }
     }
 }
 
-/* ng (1..4) outputs of up to 64 dims, held in registers over all rows. ids == NULL: rows 0, 1, 2 ... */
-INLINE void pv_tile(const eng_type t, const int ng, float *o, const float *p, size_t ldp, const uint32_t *ids, const char *v, size_t stride,
-                    size_t rows, size_t i, size_t d)
+/* ng outputs of up to 16 * nj dims, held in registers over all rows. ids == NULL: rows 0, 1, 2 ...; fetch: asks for later rows. */
+INLINE void pv_tile(const int ng, const int nj, const eng_type t, float *o, const float *p, size_t ldp, const uint32_t *ids, bool fetch,
+                    const char *v, size_t stride, size_t rows, size_t i, size_t d)
 {
-    enum { AHEAD = 8 }; /* gathered rows are prefetched this many iterations early */
-    __m512 acc[4][4];
+    enum { ROWS_AHEAD = 8 }; /* of gathered rows */
+    const size_t size = t == ENG_F32 ? 4 : 2;
+    __m512 acc[7][4];
     __mmask16 m[4];
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < nj; j++)
         m[j] = d - i > 16 * (size_t)j ? tail16(d - i - 16 * (size_t)j) : 0;
     for (int g = 0; g < ng; g++)
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < nj; j++)
             acc[g][j] = _mm512_maskz_loadu_ps(m[j], o + (size_t)g * d + i + 16 * j);
     for (size_t r = 0; r < rows; r++) {
         const char *row = v + (ids ? ids[r] : r) * stride;
-        if (ids && r + AHEAD < rows) {
-            const char *next = v + ids[r + AHEAD] * stride;
-            for (size_t byte = i * 2; byte < (i + 64) * 2 && byte < d * 2; byte += 64)
-                _mm_prefetch(next + byte, _MM_HINT_T0);
-        }
+        if (ids && r + ROWS_AHEAD < rows)
+            for (size_t byte = i * size; byte < (i + 16 * (size_t)nj) * size; byte += 64)
+                _mm_prefetch(v + ids[r + ROWS_AHEAD] * stride + byte, _MM_HINT_T0);
+        if (fetch)
+            for (size_t byte = i * size; byte < (i + 16 * (size_t)nj) * size; byte += 64)
+                _mm_prefetch(row + KV_AHEAD + byte, _MM_HINT_T1);
         __m512 u[4];
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < nj; j++)
             u[j] = load16(t, row, i + 16 * (size_t)j, m[j]);
         for (int g = 0; g < ng; g++) {
             __m512 f = _mm512_set1_ps(p[(size_t)g * ldp + r]);
-            for (int j = 0; j < 4; j++)
+            for (int j = 0; j < nj; j++)
                 acc[g][j] = _mm512_fmadd_ps(f, u[j], acc[g][j]);
         }
     }
     for (int g = 0; g < ng; g++)
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < nj; j++)
             _mm512_mask_storeu_ps(o + (size_t)g * d + i + 16 * j, m[j], acc[g][j]);
 }
 
-INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows,
+/* Heads by 64 dims, or by 32 where that would not fit into the registers. */
+#define PV_DIMS(NG, T, O, P, LDP, FETCH, V, STRIDE, ROWS, D)                                                                            \
+    for (size_t i = 0; i < (D); i += (NG) > 4 ? 32 : 64)                                                                                   \
+    pv_tile(NG, (NG) > 4 ? 2 : 4, T, O, P, LDP, NULL, FETCH, V, STRIDE, ROWS, i, D)
+
+INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_t group, const void *values, size_t stride, size_t rows,
                    size_t d)
 {
-    for (size_t g = 0; g < group; g += 4, o += 4 * d, p += 4 * ldp)
-        for (size_t i = 0; i < d; i += 64) {
-            if (group - g >= 4)
-                pv_tile(t, 4, o, p, ldp, NULL, v, stride, rows, i, d);
-            else if (group - g == 3)
-                pv_tile(t, 3, o, p, ldp, NULL, v, stride, rows, i, d);
-            else if (group - g == 2)
-                pv_tile(t, 2, o, p, ldp, NULL, v, stride, rows, i, d);
-            else
-                pv_tile(t, 1, o, p, ldp, NULL, v, stride, rows, i, d);
+    for (size_t r = 0; r < rows; r += PV_CHUNK) {
+        const char *v = (const char *)values + r * stride;
+        size_t n = rows - r < PV_CHUNK ? rows - r : PV_CHUNK;
+        for (size_t g = 0, ng; g < group; g += ng) {
+            ng = (size_t)heads_of(group - g);
+            EACH_HEADS(PV_DIMS, ng, t, o + g * d, p + g * ldp + r, ldp, g == 0, v, stride, n, d)
         }
+    }
 }
 
 #define PER_TYPE(NAME, T)                                                                                                                  \
@@ -140,7 +156,7 @@ INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_
     static void pv_gather_##NAME(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d)          \
     {                                                                                                                                      \
         for (size_t i = 0; i < d; i += 64)                                                                                                 \
-            pv_tile(T, 1, o, p, 0, ids, v, stride, n, i, d);                                                                               \
+            pv_tile(1, 4, T, o, p, 0, ids, false, v, stride, n, i, d);                                                                               \
     }
 PER_TYPE(f32, ENG_F32)
 PER_TYPE(f16, ENG_F16)

@@ -79,7 +79,7 @@ static void check_qk(const eng_kernels *k, int type, t_rng *rng, size_t group, s
 
 START_TEST(qk)
 {
-    static const size_t groups[] = {1, 2, 3, 4, 5, 8}, counts[] = {0, 1, 3, 4, 5, 11};
+    static const size_t groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, counts[] = {0, 1, 3, 4, 5, 11};
     t_rng rng = t_seed(12);
     FOR_LEVELS(k)
     for (int type = 0; type < 3; type++)
@@ -136,7 +136,7 @@ static void check_pv(const eng_kernels *k, int type, t_rng *rng, size_t group, s
 
 START_TEST(pv)
 {
-    static const size_t groups[] = {1, 2, 3, 4, 5, 8}, counts[] = {0, 1, 3, 4, 11, 40};
+    static const size_t groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, counts[] = {0, 1, 3, 4, 11, 40};
     t_rng rng = t_seed(13);
     FOR_LEVELS(k)
     for (int type = 0; type < 3; type++)
