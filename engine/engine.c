@@ -174,7 +174,7 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
     int r = eng_kernels_get(e->params.cpu, &e->kernels, err, errlen);
     if (r < 0)
         return r;
-    idx_cpu_set(e->params.cpu == ENG_CPU_AUTO || e->params.cpu > ENG_CPU_AVX512 ? IDX_CPU_AVX512 : (idx_cpu)(e->params.cpu - ENG_CPU_SCALAR));
+    idx_cpu_set(e->params.cpu == ENG_CPU_AUTO ? IDX_CPU_AMX : (idx_cpu)(e->params.cpu - ENG_CPU_SCALAR));
     if ((r = eng_model_open(path, &e->model, err, errlen)) < 0)
         return r;
     if ((r = eng_tokenizer_new(e->model->file, e->model->n_vocab, &e->tokenizer, err, errlen)) < 0)

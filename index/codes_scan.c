@@ -12,11 +12,18 @@
 #include <string.h>
 
 /* A score by code is off by some hundredths, which is of no consequence for a key that weighs little and is sure to be wanted. So, where an
- * estimate is made, whose weights are no better, candidates are scored again only if they are this near to the best one, or so near to the
- * edge of the budget that the error could decide. */
+ * estimate is made, whose weights are no better, candidates are scored again only if they are this near to the best one and have a share of all weight that matters,
+ * or so near to the last of top_k that the error could decide. Which side of the best score less beta a key is on decides nothing that matters. */
 static const float near_best = 4;
 
-enum { MARGIN = 4 }; /* rms errors of a score that "near to the edge" means */
+/* What an error of one key's weight may matter: a share of all weight less than this does not. */
+static const float small_share = 1.f / 256;
+
+/* Rms errors of a score that "near to the edge" means. */
+static const float edge_errors = 3;
+
+/* All weights that are left out because they are tiny come to less than this share of the largest one. */
+static const float negligible = 1e-4f;
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
@@ -57,7 +64,7 @@ static void code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s
         const float *v = s->q + (size_t)h * dim_pad;
         int8_t *hi = s->code_q + (size_t)h * 2 * dim_pad, *lo = hi + dim_pad;
         float most = 0, size = 0, offset = 0, norm = 0;
-        int32_t sum_hi = 0, sum_lo = 0;
+        int32_t sum = 0;
         for (uint32_t j = 0; j < dim_pad; j++) {
             most = fabsf(v[j]) > most ? fabsf(v[j]) : most;
             size += fabsf(v[j]);
@@ -71,16 +78,14 @@ static void code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s
             int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * inverse) : 0, top = (x + 32 + 64 * 64) / 64 - 64;
             hi[j] = (int8_t)top;
             lo[j] = (int8_t)(x - 64 * top);
-            sum_hi += hi[j];
-            sum_lo += lo[j];
+            sum += x;
         }
         s->code_query[h] = (idx_code_query){hi,
                                             lo,
-                                            -128 * sum_hi,
-                                            -128 * sum_lo,
+                                            -128 * sum,
                                             unit * q->scale,
                                             offset * q->scale,
-                                            MARGIN * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
+                                            edge_errors * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
     }
 }
 
@@ -94,44 +99,55 @@ typedef struct {
     float *weights;
     size_t ld;
     float *m;
+    float cut; /* nothing this far below m has a weight */
 } scan;
 
-/* Hides the tile's scores of slots outside [from, to) and, where the run is cut, of rows outside [lo, hi). */
-static void hide(const scan *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut)
+/* The scales of a tile, slots [at, at + n), to score it with: of slots outside [from, to) and, where the run is cut, of rows outside [lo, hi) they are NaN, and
+ * so are the scores, which makes them no hits and without weight. */
+static const float *visible_scales(const scan *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut)
 {
-    float add[IDX_TILE];
+    const float *scale = c->ix->code.scale + at;
     const uint16_t *ids = c->ix->code.ids + at;
+    float *own = c->s->scales;
     if (!cut && at >= from && at + n <= to)
-        return;
-    uint32_t lo = c->q->lo, hi = c->q->hi;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t row = run_lo + ids[i];
-        add[i] = at + i < from || at + i >= to || row < lo || row >= hi ? -INFINITY : 0;
-    }
-    for (uint32_t h = 0; h < c->q->group; h++)
-        for (uint32_t i = 0; i < n; i++)
-            c->s->scores[(size_t)h * IDX_TILE + i] += add[i];
+        return scale;
+    c->k->visible(scale, ids, n, run_lo - c->q->lo, c->q->hi - c->q->lo, own);
+    for (uint32_t i = 0; at + i < from; i++)
+        own[i] = NAN;
+    for (uint32_t i = at + n > to ? to - at : n; i < n; i++)
+        own[i] = NAN;
+    return own;
 }
 
-/* Adds the weights of a tile, slots [at, at + n), to their clusters' sums; `cluster` holds the first slot of [from, ..) in it. */
-static void add_weights(const scan *c, uint32_t h, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t cluster)
+/* Adds the weights of a tile, slots [at, at + n), whose largest scores are `best`, to their clusters' sums; `cluster` holds the first slot of [from, ..) in it. */
+static void add_weights(const scan *c, uint32_t at, uint32_t n, uint32_t from, uint32_t cluster, const float *best)
 {
-    const float *scores = c->s->scores + (size_t)h * IDX_TILE;
-    const uint32_t *first = c->ix->code.first;
-    float *w = c->weights + h * c->ld, best = c->s->tops[h].keep ? c->s->tops[h].best : c->k->max(scores, n, -INFINITY);
-    if (best > c->m[h]) {
-        float f = expf(c->m[h] - best);
-        for (uint32_t i = 0; i <= cluster - c->first; i++)
-            w[i] *= f;
-        c->m[h] = best;
+    idx_scratch *s = c->s;
+    uint32_t heads = 0;
+    for (uint32_t h = 0; h < c->q->group; h++) {
+        float *w = c->weights + h * c->ld;
+        if (best[h] > c->m[h]) {
+            float f = expf(c->m[h] - best[h]);
+            for (uint32_t i = 0; i <= cluster - c->first; i++)
+                w[i] *= f;
+            c->m[h] = best[h];
+        }
+        if (!(best[h] > c->m[h] - c->cut))
+            continue;
+        c->k->weigh(s->scores + (size_t)h * IDX_TILE, n, c->m[h], s->weigh + (size_t)heads * IDX_TILE);
+        s->weigh_to[heads++] = w + (cluster - c->first);
     }
-    c->k->weigh(scores, n, c->m[h], c->s->weigh);
-    uint32_t slot = at < from ? from : at, stop = at + n < to ? at + n : to;
-    for (; slot < stop; cluster++) {
-        uint32_t next = first[cluster + 1] < stop ? first[cluster + 1] : stop;
-        w[cluster - c->first] += c->k->sum(c->s->weigh + (slot - at), next - slot);
-        slot = next;
-    }
+    c->k->sums(s->weigh, heads, at < from ? from - at : 0, n, c->ix->code.first + cluster + 1, at, s->weigh_to);
+}
+
+/* Asks for a head's share of the codes of the tile from slot `at` on: reading memory takes longer than all that is done with a tile's scores, so it has to
+ * go on meanwhile. */
+static void fetch_share(const scan *c, uint32_t at, uint32_t h)
+{
+    size_t bytes = (size_t)IDX_TILE / IDX_BLOCK * c->ix->code.quads * 64, group = c->q->group;
+    const uint8_t *codes = c->ix->code.codes + (size_t)at / IDX_BLOCK * c->ix->code.quads * 64;
+    for (size_t i = bytes / 64 * h / group; i < bytes / 64 * (h + 1) / group; i++)
+        __builtin_prefetch(codes + i * 64, 0, 3);
 }
 
 static void scan_run(const scan *c, uint32_t run)
@@ -147,17 +163,16 @@ static void scan_run(const scan *c, uint32_t run)
     bool cut = lo < c->q->lo || hi > c->q->hi;
     for (uint32_t at = from & ~(IDX_BLOCK - 1u); at < to; at += IDX_TILE) {
         uint32_t n = to - at < IDX_TILE ? (to - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
-        uint32_t cluster = cluster_of(ix, at < from ? from : at);
-        c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, ix->code.scale + at, n / IDX_BLOCK, quads, s->code_query,
-                    c->q->group, s->scores, IDX_TILE);
-        hide(c, at, n, from, to, lo, cut);
+        uint32_t cluster = cluster_of(ix, at < from ? from : at), stop = at + n < to ? n : to - at;
+        c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, visible_scales(c, at, n, from, to, lo, cut), n / IDX_BLOCK, quads,
+                    s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
-            const float *scores = s->scores + (size_t)h * IDX_TILE;
+            fetch_share(c, at + IDX_TILE, h);
             if (s->tops[h].keep)
-                idx_top_add(c->k, &s->tops[h], NULL, at, scores, n, s->tmp);
-            if (c->weights)
-                add_weights(c, h, at, n, from, to, cluster);
+                idx_top_add_known(c->k, &s->tops[h], at, s->scores + (size_t)h * IDX_TILE, n, s->tile_best[h], s->tmp);
         }
+        if (c->weights)
+            add_weights(c, at, stop, from, cluster, s->tile_best);
     }
 }
 
@@ -185,25 +200,46 @@ static void compact(idx_hits *x, float least, uint32_t quota)
     x->n = kept;
 }
 
-/* Scores the candidates of head h (slots) again, from the keys, but for those whose scores lie between sure_lo and sure_hi. */
+/* Scores the candidates of head h (slots) again, from the keys, but for those whose scores lie between sure_lo and sure_hi. Keys are anywhere in memory, so all
+ * of them are asked for before the first one is needed. */
 static void score_again(const scan *c, const idx_rows *keys, uint32_t h, idx_hits *x, float sure_lo, float sure_hi)
 {
-    uint32_t dim_pad = idx_dim_pad(keys->dim), ids[IDX_BLOCK], at[IDX_BLOCK], lo = 0, hi = 0;
+    uint32_t dim_pad = idx_dim_pad(keys->dim), lo = 0, hi = 0, n = 0, *at = (uint32_t *)(void *)c->s->tmp, *rows = at + idx_top_cap(c->s->max_keep);
+    size_t bytes = keys->dim * idx_type_size(keys->type);
     float scores[IDX_BLOCK];
-    for (uint32_t i = 0, n = 0; i < x->n; i++) {
-        if (!(x->scanned[i] > sure_lo && x->scanned[i] < sure_hi)) {
-            ids[n] = row_of(c->ix, x->ids[i], &lo, &hi);
-            at[n++] = i;
-        }
-        if (!n || (n < IDX_BLOCK && i + 1 < x->n))
+    for (uint32_t i = 0; i < x->n; i++) {
+        if (x->scanned[i] > sure_lo && x->scanned[i] < sure_hi)
             continue;
-        c->k->widen(c->s->rows, keys, ids, 0, n);
-        c->k->dots(c->s->rows, c->s->q + (size_t)h * dim_pad, 1, dim_pad, c->q->scale, scores, IDX_BLOCK);
-        while (n) {
-            n--;
-            x->scores[at[n]] = scores[n];
-        }
+        at[n] = i;
+        rows[n] = row_of(c->ix, x->ids[i], &lo, &hi);
+        for (size_t b = 0; b < bytes; b += 64)
+            __builtin_prefetch(idx_row(keys, rows[n]) + b);
+        n++;
     }
+    for (uint32_t i = 0; i < n; i += IDX_BLOCK) {
+        uint32_t part = n - i < IDX_BLOCK ? n - i : IDX_BLOCK;
+        c->k->widen(c->s->rows, keys, rows + i, 0, part);
+        c->k->dots(c->s->rows, c->s->q + (size_t)h * dim_pad, 1, dim_pad, c->q->scale, scores, IDX_BLOCK);
+        for (uint32_t r = 0; r < part; r++)
+            x->scores[at[i + r]] = scores[r];
+    }
+}
+
+/* Score of a key that has small_share of the weight of all, as far as it is known here: what the scan saw, and the best one found elsewhere. */
+static float share_score(const scan *c, uint32_t h, float floor)
+{
+    const float *w = c->weights + h * c->ld;
+    uint32_t n = c->end - c->first;
+    float total = expf(floor - c->m[h]), lane[8] = {0};
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (uint32_t l = 0; l < 8; l++)
+            lane[l] += w[i + l];
+    for (; i < n; i++)
+        total += w[i];
+    for (uint32_t l = 0; l < 8; l++)
+        total += lane[l];
+    return c->m[h] + logf(total * small_share);
 }
 
 /* Turns the candidates of head h into hits: what the budget asks for. */
@@ -215,17 +251,19 @@ static void rerank(const scan *c, const idx_rows *keys, uint32_t h, uint32_t top
     uint32_t lo = 0, hi = 0;
     float floor = beta < INFINITY && c->q->floor ? c->q->floor[h] : -INFINITY, sure_lo = INFINITY, sure_hi = -INFINITY;
     idx_hits x = {t->ids, t->scores, t->n, s->clusters + (t->ids - s->top_ids), s->scanned + (t->ids - s->top_ids)};
-    memcpy(x.scanned, x.scores, x.n * sizeof *x.scores);
-    if (c->weights && x.n) {
-        float margin = s->code_query[h].margin, best = c->k->max(x.scanned, x.n, floor), edge = best - beta;
+    bool all = beta == INFINITY && top_k == c->q->hi - c->q->lo; /* asks for exact attention */
+    if (c->weights && x.n && !all) {
+        float best = c->k->max(x.scores, x.n, floor), share = share_score(c, h, floor), edge = best - beta;
+        sure_hi = best - near_best > share ? best - near_best : share;
+        sure_lo = -INFINITY;
         if (x.n > top_k) {
-            float kth = idx_kth(c->k, x.scanned, x.n, top_k, s->tmp);
-            edge = kth > edge ? kth : edge;
+            float kth = idx_kth(c->k, x.scores, x.n, top_k, s->tmp), margin = s->code_query[h].margin;
+            sure_lo = kth + margin;
+            edge = kth - margin > edge ? kth - margin : edge;
         }
-        sure_lo = edge + margin;
-        sure_hi = best - near_best;
-        compact(&x, edge - margin, UINT32_MAX);
+        x.n = c->k->filter(x.ids, 0, x.scores, x.n, edge, x.ids, x.scores);
     }
+    memcpy(x.scanned, x.scores, x.n * sizeof *x.scores);
     score_again(c, keys, h, &x, sure_lo, sure_hi);
     float best = c->k->max(x.scores, x.n, floor);
     compact(&x, beta < INFINITY ? best - beta : -INFINITY, UINT32_MAX);
@@ -254,13 +292,14 @@ int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q
     if (top_k > s->max_k)
         return -EINVAL;
     float beta = q->budget.beta > 0 ? q->budget.beta : INFINITY;
-    scan c = {idx_kernels_get(), ix, q, s, first, end, weights, ld, ret_m};
+    scan c = {idx_kernels_get(), ix, q, s, first, end, weights, ld, ret_m, logf((float)ix->header->n / negligible)};
     idx_pad_queries(s->q, q->q, q->group, keys->dim);
     code_queries(ix, q, s);
     for (uint32_t h = 0; h < q->group; h++) {
         float floor = q->floor && q->floor[h] == q->floor[h] ? q->floor[h] : -INFINITY;
-        idx_top_reset(&s->tops[h], top_k ? top_k + IDX_CODE_SPARE : 0, beta + s->code_query[h].margin, beta < INFINITY ? floor : -INFINITY);
-        s->tops[h].thr = -FLT_MAX; /* a hidden row's score is -INFINITY */
+        idx_top_reset(&s->tops[h], top_k ? top_k + IDX_CODE_SPARE : 0, weights ? beta : beta + s->code_query[h].margin,
+                      beta < INFINITY ? floor : -INFINITY);
+        s->tops[h].thr = -FLT_MAX; /* of an infinite query no row is a hit */
         ret_m[h] = floor;
         if (weights)
             memset(weights + h * ld, 0, (end - first) * sizeof *weights);

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t dim, uint32_t dim_pad)
 {
@@ -85,25 +87,35 @@ static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *
     *ret_lt = n_lt;
 }
 
+static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out)
+{
+    idx_visible(scale, ids, n, offset, rows, out);
+}
+
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
 {
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
 static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
-                  float *out, size_t ld)
+                  float *out, size_t ld, float *ret_best)
 {
-    for (uint32_t b = 0; b < n_blocks; b++, codes += (size_t)quads * 64)
-        for (uint32_t h = 0; h < nq; h++)
-            for (uint32_t i = 0; i < IDX_BLOCK; i++) {
-                int32_t hi = q[h].bias_hi, lo = q[h].bias_lo;
-                for (uint32_t j = 0; j < 4 * quads; j++) {
-                    int32_t u = codes[(size_t)(j / 4) * 64 + i * 4 + j % 4];
-                    hi += u * q[h].hi[j];
-                    lo += u * q[h].lo[j];
-                }
-                out[h * ld + b * IDX_BLOCK + i] = idx_code_score(hi, lo, scale[b * IDX_BLOCK + i], &q[h]);
-            }
+    for (uint32_t h = 0; h < nq; h++) {
+        const uint8_t *block = codes;
+        float best = -INFINITY;
+        for (uint32_t s = 0; s < n_blocks * IDX_BLOCK; s++) {
+            uint32_t i = s % IDX_BLOCK;
+            if (s && !i)
+                block += (size_t)quads * 64;
+            int32_t dot = 0; /* |key less mean| <= 127, |query| <= 4063: fits for 4,096 dimensions */
+            for (uint32_t j = 0; j < 4 * quads; j++)
+                dot += (block[(size_t)(j / 4) * 64 + i * 4 + j % 4] - 128) * (64 * q[h].hi[j] + q[h].lo[j]);
+            float score = (float)dot * (scale[s] * q[h].scale) + q[h].offset;
+            out[h * ld + s] = score;
+            best = score > best ? score : best;
+        }
+        ret_best[h] = best;
+    }
 }
 
 static void weigh(const float *x, uint32_t n, float m, float *out)
@@ -114,12 +126,18 @@ static void weigh(const float *x, uint32_t n, float m, float *out)
     }
 }
 
-static float sum(const float *x, uint32_t n)
+static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const uint32_t *end, uint32_t x0, float *const *to)
 {
-    float s = 0;
-    for (uint32_t i = 0; i < n; i++)
-        s += x[i];
-    return s;
+    for (uint32_t c = 0; from < n; c++) {
+        uint32_t stop = end[c] - x0 < n ? end[c] - x0 : n;
+        for (uint32_t h = 0; h < nq; h++) {
+            float s = 0;
+            for (uint32_t i = from; i < stop; i++)
+                s += x[h * IDX_TILE + i];
+            to[h][c] += s;
+        }
+        from = stop;
+    }
 }
 
 static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
@@ -144,7 +162,7 @@ static void nearest(const float *rows, uint32_t dim, const float *panel, const f
     }
 }
 
-const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, weigh, sum, nearest};
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};
 
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;
@@ -156,6 +174,15 @@ static bool has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
+/* AMX, and Linux's leave to use it, which a process asks for once; Linux before 5.16 knows no such question. */
+static bool has_amx(void)
+{
+    enum { TILE = 1 << 24, INT8 = 1 << 25, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (TILE | INT8)) == (TILE | INT8) &&
+           !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+
 idx_cpu idx_cpu_detect(void)
 {
     /* libgcc asks xgetbv too, so a level the operating system doesn't save the registers of isn't reported. */
@@ -164,7 +191,7 @@ idx_cpu idx_cpu_detect(void)
         return IDX_CPU_SCALAR;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return IDX_CPU_AVX512;
+        return has_amx() ? IDX_CPU_AMX : IDX_CPU_AVX512;
     return IDX_CPU_AVX2;
 }
 
@@ -173,15 +200,15 @@ void idx_cpu_set(idx_cpu level)
     idx_cpu best = idx_cpu_detect();
     if (level > best)
         level = best;
-    const idx_kernels *k = level == IDX_CPU_AVX512 ? &idx_kernels_avx512 : level == IDX_CPU_AVX2 ? &idx_kernels_avx2 : &idx_kernels_scalar;
-    atomic_store(&current, k);
+    static const idx_kernels *const tables[] = {&idx_kernels_scalar, &idx_kernels_avx2, &idx_kernels_avx512, &idx_kernels_amx};
+    atomic_store(&current, tables[level]);
 }
 
 const idx_kernels *idx_kernels_get(void)
 {
     const idx_kernels *k = atomic_load(&current);
     if (!k) {
-        idx_cpu_set(IDX_CPU_AVX512);
+        idx_cpu_set(IDX_CPU_AMX);
         k = atomic_load(&current);
     }
     return k;

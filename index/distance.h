@@ -28,16 +28,10 @@ static inline uint32_t idx_dim_pad(uint32_t dim)
  * are exact integers. */
 typedef struct {
     const int8_t *hi, *lo;    /* [4 * quads] */
-    int32_t bias_hi, bias_lo; /* -128 times their sums */
-    float scale, offset;      /* score = scale * scale of the slot * (64 dot_hi + dot_lo) + offset */
+    int32_t bias;             /* -128 times the sum of 64 hi + lo */
+    float scale, offset;      /* score = scale * scale of the slot * (64 dot_hi + dot_lo + bias) + offset */
     float margin;             /* by which a score is hardly ever wrong */
 } idx_code_query;
-
-/* Score of a slot from its sums: the same operations on every level. */
-static inline float idx_code_score(int32_t hi, int32_t lo, float slot_scale, const idx_code_query *q)
-{
-    return ((float)hi * 64 + (float)lo) * (slot_scale * q->scale) + q->offset;
-}
 
 /* What a graph search wants of a query head (graph_search.c). */
 typedef struct {
@@ -68,14 +62,20 @@ typedef struct {
      * max((score - aim[h].best) * aim[h].gain + 1, aim[h].least), ret_head[r] = that h. NaN is worth less than anything. */
     void (*judge)(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head);
 
-    /* out[h * ld + i] = score of slot i, for the slots of n_blocks blocks. scale: [16 * n_blocks], 64-byte aligned as codes are. */
+    /* out[h * ld + i] = score of slot i, for the slots of n_blocks blocks, and ret_best[h] the largest of them; NaN counts as nothing, -INFINITY: there is none.
+     * scale: [16 * n_blocks], 64-byte aligned as codes are. The hi and lo of all heads lie one after another at equal distances. */
     void (*codes)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
-                  float *out, size_t ld);
+                  float *out, size_t ld, float *ret_best);
 
-    /* out[i] = exp(x[i] - m), for x[i] <= m + 80; below e^-87, and for NaN, 0. Relative error 2^-20. out has room for n + 16. */
+    /* out[i] = scale[i] where offset + ids[i] < rows (modulo 2^32), else NaN. n is a multiple of 16. */
+    void (*visible)(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out);
+
+    /* out[i] = exp(x[i] - m), for x[i] <= m + 80; below e^-87, and for NaN, 0. Relative error 2^-17. out has room for n + 16. */
     void (*weigh)(const float *x, uint32_t n, float m, float *out);
 
-    float (*sum)(const float *x, uint32_t n);
+    /* Clusters c = 0, 1, .. end at x[end[c] - x0] (rising), and the first one begins at x[from]. For each head h < nq: to[h][c] += the sum of x[h * IDX_TILE + i]
+     * over the c's i in [from, n). n <= IDX_TILE */
+    void (*sums)(const float *x, uint32_t nq, uint32_t from, uint32_t n, const uint32_t *end, uint32_t x0, float *const *to);
 
     /* ret[r] = the centroid c with the largest <rows[r], c> - half[c], r < 16; the first of equals. panel: [dim][n_cent], transposed
      * centroids; half[c]: half its squared norm, INFINITY for none. n_cent is a multiple of 16, rows [16][dim_pad]. */
@@ -106,7 +106,15 @@ static inline void idx_judge(const float *scores, const idx_aim *aim, uint32_t n
     }
 }
 
-extern const idx_kernels idx_kernels_scalar, idx_kernels_avx2, idx_kernels_avx512;
+/* The body of visible(), likewise. */
+static inline void idx_visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out)
+{
+    for (uint32_t i = 0; i < n; i += IDX_BLOCK)
+        for (uint32_t j = i; j < i + IDX_BLOCK; j++)
+            out[j] = offset + ids[j] < rows ? scale[j] : __builtin_nanf("");
+}
+
+extern const idx_kernels idx_kernels_scalar, idx_kernels_avx2, idx_kernels_avx512, idx_kernels_amx;
 
 /* The table in use: the one idx_cpu_set() chose, else the machine's best. */
 const idx_kernels *idx_kernels_get(void);

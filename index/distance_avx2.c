@@ -112,6 +112,11 @@ static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *
     idx_kernels_scalar.split(x, n, pivot, gt, ret_gt, lt, ret_lt);
 }
 
+static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out)
+{
+    idx_visible(scale, ids, n, offset, rows, out);
+}
+
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
 {
     idx_judge(scores, aim, nq, ret_value, ret_head);
@@ -121,12 +126,12 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
 
 /* Half a block (8 slots) for ng (1..4) heads. The query's bytes are small enough that no pair of products saturates. */
 INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
-                       size_t ld)
+                       size_t ld, __m256 *best)
 {
     __m256i hi[4], lo[4], ones = _mm256_set1_epi16(1);
     for (int g = 0; g < ng; g++) {
-        hi[g] = _mm256_set1_epi32(q[g].bias_hi);
-        lo[g] = _mm256_set1_epi32(q[g].bias_lo);
+        hi[g] = _mm256_setzero_si256();
+        lo[g] = _mm256_set1_epi32(q[g].bias);
     }
     for (uint32_t j = 0; j < quads; j++) {
         __m256i u = _mm256_load_si256((const __m256i *)(const void *)(codes + (size_t)j * 64));
@@ -139,31 +144,40 @@ INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, u
     }
     __m256 s = _mm256_load_ps(scale);
     for (int g = 0; g < ng; g++) {
-        __m256 dot = _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(hi[g]), _mm256_set1_ps(64)), _mm256_cvtepi32_ps(lo[g]));
-        _mm256_storeu_ps(out + (size_t)g * ld,
-                         _mm256_add_ps(_mm256_mul_ps(dot, _mm256_mul_ps(s, _mm256_set1_ps(q[g].scale))), _mm256_set1_ps(q[g].offset)));
+        __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(hi[g], 6), lo[g]));
+        __m256 score = _mm256_add_ps(_mm256_mul_ps(dot, _mm256_mul_ps(s, _mm256_set1_ps(q[g].scale))), _mm256_set1_ps(q[g].offset));
+        _mm256_storeu_ps(out + (size_t)g * ld, score);
+        best[g] = _mm256_max_ps(score, best[g]); /* the second operand wins against NaN */
     }
 }
 
 INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
-                        float *out, size_t ld)
+                        float *out, size_t ld, float *ret_best)
 {
+    __m256 best[4];
+    for (int g = 0; g < ng; g++)
+        best[g] = _mm256_set1_ps(-__builtin_inff());
     for (uint32_t b = 0; b < 2 * n_blocks; b++)
-        codes_half(ng, codes + (size_t)(b / 2) * quads * 64 + b % 2 * 32, scale + b * 8, quads, q, out + b * 8, ld);
+        codes_half(ng, codes + (size_t)(b / 2) * quads * 64 + b % 2 * 32, scale + b * 8, quads, q, out + b * 8, ld, best);
+    for (int g = 0; g < ng; g++) {
+        float lane[8];
+        _mm256_storeu_ps(lane, best[g]);
+        ret_best[g] = max_of(lane, 8, -__builtin_inff());
+    }
 }
 
 static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
-                  float *out, size_t ld)
+                  float *out, size_t ld, float *ret_best)
 {
-    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld) {
+    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld, ret_best += 4) {
         if (nq - h >= 4)
-            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld, ret_best);
         else if (nq - h == 3)
-            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld, ret_best);
         else if (nq - h == 2)
-            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld, ret_best);
         else
-            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld, ret_best);
     }
 }
 
@@ -213,6 +227,16 @@ static float sum(const float *x, uint32_t n)
     return total;
 }
 
+static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const uint32_t *end, uint32_t x0, float *const *to)
+{
+    for (uint32_t c = 0; from < n; c++) {
+        uint32_t stop = end[c] - x0 < n ? end[c] - x0 : n;
+        for (uint32_t h = 0; h < nq; h++)
+            to[h][c] += sum(x + (size_t)h * IDX_TILE + from, stop - from);
+        from = stop;
+    }
+}
+
 /* 4 rows by 16 centroids in registers. */
 static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
 {
@@ -254,4 +278,4 @@ static void nearest(const float *rows, uint32_t dim, const float *panel, const f
     }
 }
 
-const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, weigh, sum, nearest};
+const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};

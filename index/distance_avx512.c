@@ -1,7 +1,5 @@
 /* Compiled with -mavx512bf16 among others, but the level promises no BF16: no such instruction may be used here. */
-#include "distance.h"
-
-#include <immintrin.h>
+#include "distance_avx512.h"
 
 static inline void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t dim, uint32_t dim_pad)
 {
@@ -122,21 +120,24 @@ static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *
     *ret_lt = n_lt;
 }
 
+static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out)
+{
+    idx_visible(scale, ids, n, offset, rows, out);
+}
+
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
 {
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
-#define INLINE static inline __attribute__((always_inline))
-
 /* One block for ng (1..4) heads: the sums stay in registers over all dimensions. */
 INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
-                        size_t ld)
+                        size_t ld, __m512 *best)
 {
     __m512i hi[4], lo[4];
     for (int g = 0; g < ng; g++) {
-        hi[g] = _mm512_set1_epi32(q[g].bias_hi);
-        lo[g] = _mm512_set1_epi32(q[g].bias_lo);
+        hi[g] = _mm512_setzero_si512();
+        lo[g] = _mm512_set1_epi32(q[g].bias);
     }
     for (uint32_t j = 0; j < quads; j++) {
         __m512i u = _mm512_load_si512(codes + (size_t)j * 64);
@@ -147,62 +148,92 @@ INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, 
     }
     __m512 s = _mm512_load_ps(scale);
     for (int g = 0; g < ng; g++) {
-        __m512 dot = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(hi[g]), _mm512_set1_ps(64)), _mm512_cvtepi32_ps(lo[g]));
-        _mm512_storeu_ps(out + (size_t)g * ld,
-                         _mm512_add_ps(_mm512_mul_ps(dot, _mm512_mul_ps(s, _mm512_set1_ps(q[g].scale))), _mm512_set1_ps(q[g].offset)));
+        __m512 score = idx_code_scores(hi[g], lo[g], s, &q[g]);
+        _mm512_storeu_ps(out + (size_t)g * ld, score);
+        best[g] = _mm512_max_ps(score, best[g]); /* the second operand wins against NaN */
     }
 }
 
 INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
-                        float *out, size_t ld)
+                        float *out, size_t ld, float *ret_best)
 {
-    for (uint32_t b = 0; b < n_blocks; b++)
-        codes_block(ng, codes + (size_t)b * quads * 64, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld);
+    __m512 best[4];
+    for (int g = 0; g < ng; g++)
+        best[g] = _mm512_set1_ps(-__builtin_inff());
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        const uint8_t *block = codes + (size_t)b * quads * 64;
+        codes_block(ng, block, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld, best);
+    }
+    for (int g = 0; g < ng; g++)
+        ret_best[g] = _mm512_reduce_max_ps(best[g]);
 }
 
 static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
-                  float *out, size_t ld)
+                  float *out, size_t ld, float *ret_best)
 {
-    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld) {
+    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld, ret_best += 4) {
         if (nq - h >= 4)
-            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld, ret_best);
         else if (nq - h == 3)
-            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld, ret_best);
         else if (nq - h == 2)
-            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld, ret_best);
         else
-            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld);
+            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld, ret_best);
     }
 }
 
-/* exp by Taylor's polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], then the exponent. */
+/* 2^t: the integer part of t goes to the exponent; of the fraction in [0, 1) a polynomial of degree 4, exact at 0, within 2^-17.7. */
 static void weigh(const float *x, uint32_t n, float m, float *out)
 {
     for (uint32_t i = 0; i < n; i += 16) {
-        __mmask16 in = tail_mask(n - i);
-        __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(in, x + i), _mm512_set1_ps(m));
-        in = _mm512_mask_cmp_ps_mask(in, d, _mm512_set1_ps(-87), _CMP_GE_OQ);
-        __m512 t = _mm512_mul_ps(d, _mm512_set1_ps(0x1.715476p0f)),
-               k = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        __m512 f = _mm512_fnmadd_ps(k, _mm512_set1_ps(0x1.62e4p-1f), d);
-        f = _mm512_fnmadd_ps(k, _mm512_set1_ps(0x1.7f7d1cp-20f), f);
-        __m512 p = _mm512_set1_ps(0x1.6c16c2p-10f);
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.111112p-7f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.555556p-5f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.555556p-3f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1p-1f));
+        __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(tail_mask(n - i), x + i), _mm512_set1_ps(m));
+        __mmask16 in = _mm512_cmp_ps_mask(d, _mm512_set1_ps(-87), _CMP_GE_OQ);
+        __m512 t = _mm512_mul_ps(d, _mm512_set1_ps(0x1.715476p0f));
+        __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+        __m512 p = _mm512_set1_ps(0x1.b0358cp-7f);
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.af90bcp-5f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.eda89cp-3f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62db18p-1f));
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
-        _mm512_storeu_ps(out + i, _mm512_maskz_scalef_ps(in, p, k));
+        _mm512_storeu_ps(out + i, _mm512_maskz_scalef_ps(in, p, t));
     }
 }
 
-static float sum(const float *x, uint32_t n)
+/* Adds up the lanes of 4 vectors. */
+INLINE __m128 sum4(const __m512 *a, size_t step)
 {
-    __m512 s = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16)
-        s = _mm512_add_ps(s, _mm512_maskz_loadu_ps(tail_mask(n - i), x + i));
-    return _mm512_reduce_add_ps(s);
+    __m512 s = add_pairs_pd(add_pairs_ps(a[0], a[step]), add_pairs_ps(a[2 * step], a[3 * step]));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/* 4 clusters by 8 heads at a time: where a cluster begins and ends is found out once for all of the heads. */
+static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const uint32_t *end, uint32_t x0, float *const *to)
+{
+    enum { HEADS = 8 };
+    for (; nq > HEADS; nq -= HEADS, x += HEADS * IDX_TILE, to += HEADS)
+        sums(x, HEADS, from, n, end, x0, to);
+    for (uint32_t c = 0; from < n; c += 4) {
+        __m512 acc[4][HEADS];
+        uint32_t some = 0;
+        for (uint32_t k = 0; k < 4; k++) {
+            uint32_t stop = from < n && end[c + k] - x0 < n ? end[c + k] - x0 : n;
+            __mmask16 in = tail_mask(stop - from);
+            for (uint32_t h = 0; h < nq; h++)
+                acc[k][h] = _mm512_maskz_loadu_ps(in, x + h * IDX_TILE + from);
+            some += from < n;
+            for (uint32_t i = from + 16; i < stop; i += 16) {
+                in = tail_mask(stop - i);
+                for (uint32_t h = 0; h < nq; h++)
+                    acc[k][h] = _mm512_add_ps(acc[k][h], _mm512_maskz_loadu_ps(in, x + h * IDX_TILE + i));
+            }
+            from = stop;
+        }
+        __mmask8 there = (__mmask8)((1u << some) - 1);
+        for (uint32_t h = 0; h < nq; h++)
+            _mm_mask_storeu_ps(to[h] + c, there, _mm_add_ps(_mm_maskz_loadu_ps(there, to[h] + c), sum4(&acc[0][h], HEADS)));
+    }
 }
 
 /* 4 rows by 64 centroids (ragged: 16) in registers. */
@@ -258,4 +289,6 @@ static void nearest(const float *rows, uint32_t dim, const float *panel, const f
     }
 }
 
-const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, weigh, sum, nearest};
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};
+
+const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, nearest};

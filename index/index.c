@@ -57,11 +57,14 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->aims = calloc(max_group, sizeof *s->aims);
     s->code_q = idx_alloc(max_group * 2 * dim_pad, 1);
     s->code_query = calloc(max_group, sizeof *s->code_query);
-    s->weigh = idx_alloc(IDX_TILE + 16, sizeof *s->weigh);
+    s->weigh = idx_alloc((size_t)max_group * IDX_TILE + 16, sizeof *s->weigh);
+    s->weigh_to = calloc(max_group, sizeof *s->weigh_to);
+    s->scales = idx_alloc(IDX_TILE, sizeof *s->scales);
+    s->tile_best = idx_alloc(max_group, sizeof *s->tile_best);
     s->clusters = idx_alloc(max_group * cap, sizeof *s->clusters);
     s->scanned = idx_alloc(max_group * cap, sizeof *s->scanned);
     if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->stamp || !s->frontier ||
-        !s->aims || !s->code_q || !s->code_query || !s->weigh || !s->clusters || !s->scanned) {
+        !s->aims || !s->code_q || !s->code_query || !s->weigh || !s->weigh_to || !s->scales || !s->tile_best || !s->clusters || !s->scanned) {
         idx_scratch_free(s);
         return -ENOMEM;
     }
@@ -92,6 +95,9 @@ void idx_scratch_free(idx_scratch *s)
     free(s->code_q);
     free(s->code_query);
     free(s->weigh);
+    free(s->weigh_to);
+    free(s->scales);
+    free(s->tile_best);
     free(s->clusters);
     free(s->scanned);
     free(s);

@@ -27,9 +27,9 @@ extern "C" {
 #endif
 
 /* Instruction sets, in rising order; each includes the ones before it. */
-typedef enum { IDX_CPU_SCALAR, IDX_CPU_AVX2, IDX_CPU_AVX512 } idx_cpu;
+typedef enum { IDX_CPU_SCALAR, IDX_CPU_AVX2, IDX_CPU_AVX512, IDX_CPU_AMX } idx_cpu;
 
-/* Best level of this machine. avx2 means AVX2 + FMA + F16C; avx512 means F, BW, DQ, VL and VNNI. */
+/* Best level of this machine. avx2 means AVX2 + FMA + F16C; avx512 means F, BW, DQ, VL and VNNI; amx adds AMX's int8. */
 idx_cpu idx_cpu_detect(void);
 
 /* Chooses the distance kernels for the process; call once before any other use. Levels above the machine's are lowered to it. */

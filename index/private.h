@@ -104,7 +104,10 @@ struct idx_scratch {
     /* codes */
     int8_t *code_q;             /* [max_group][2][dim_pad] */
     idx_code_query *code_query; /* [max_group] */
-    float *weigh;               /* [IDX_TILE + 16] */
+    float *weigh;               /* [max_group][IDX_TILE], and 16 more */
+    float **weigh_to;           /* [max_group] */
+    float *scales;              /* [IDX_TILE] */
+    float *tile_best;           /* [max_group] */
     uint32_t *clusters;         /* as top_ids */
     float *scanned;             /* as top_scores */
 };

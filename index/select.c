@@ -57,15 +57,27 @@ static void shrink(const idx_kernels *k, idx_top *t, float *tmp)
         t->thr = above;
 }
 
-void idx_top_add(const idx_kernels *k, idx_top *t, const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float *tmp)
+static void take(const idx_kernels *k, idx_top *t, const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float best, float *tmp)
 {
-    t->best = k->max(scores, n, t->best);
+    t->best = best > t->best ? best : t->best;
     float floor = t->best - t->beta;
     if (floor > t->thr)
         t->thr = floor;
+    if (!(best >= t->thr))
+        return;
     t->n += k->filter(ids, first, scores, n, t->thr, t->ids + t->n, t->scores + t->n);
     if (t->n > t->keep + t->keep / 2 + 512)
         shrink(k, t, tmp);
+}
+
+void idx_top_add(const idx_kernels *k, idx_top *t, const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float *tmp)
+{
+    take(k, t, ids, first, scores, n, k->max(scores, n, -INFINITY), tmp);
+}
+
+void idx_top_add_known(const idx_kernels *k, idx_top *t, uint32_t first, const float *scores, uint32_t n, float best, float *tmp)
+{
+    take(k, t, NULL, first, scores, n, best, tmp);
 }
 
 void idx_top_finish(const idx_kernels *k, idx_top *t, float *tmp)

@@ -32,6 +32,9 @@ static inline void idx_top_reset(idx_top *t, uint32_t keep, float beta, float be
 /* Offers n <= IDX_TILE scores; ids NULL: first + i. tmp: [2 * idx_top_cap(keep)]. NaN is never kept. */
 void idx_top_add(const idx_kernels *k, idx_top *t, const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float *tmp);
 
+/* The same for ids from `first` on, when the largest score is known (-INFINITY: there is none). */
+void idx_top_add_known(const idx_kernels *k, idx_top *t, uint32_t first, const float *scores, uint32_t n, float best, float *tmp);
+
 /* Leaves only what is of interest, at most `keep`; among equal scores those offered first. */
 void idx_top_finish(const idx_kernels *k, idx_top *t, float *tmp);
 

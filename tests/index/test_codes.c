@@ -477,6 +477,48 @@ START_TEST(exact_for_few_values)
 }
 END_TEST
 
+/* Scores by code have the same bits on every level, for any number of dimensions and heads, and of each head those that a scan with fewer heads gives. */
+START_TEST(levels_agree)
+{
+    enum { N = 1500, HEADS = 9, ALL = 1 << 30 };
+    static const uint32_t dims[] = {4, 20, 64, 80, 128, 256};
+    for (size_t t = 0; t < sizeof dims / sizeof *dims; t++) {
+        uint32_t dim = dims[t];
+        _Float16 *k = random_rows((size_t)N * dim, 3), *v = random_rows((size_t)N * dim, 1);
+        idx_rows keys = {k, (size_t)dim * 2, N, dim, IDX_F16}, values = {v, (size_t)dim * 2, N, dim, IDX_F16};
+        idx_index *ix = build(&keys, &values, 0);
+        idx_scratch *s;
+        MUST(idx_scratch_new(N, dim, HEADS, N, &s) == 0);
+        float q[HEADS * 256], m[HEADS], *want = need(malloc((size_t)HEADS * N * sizeof *want));
+        for (uint32_t i = 0; i < HEADS * dim; i++)
+            q[i] = t_normal(&rng);
+        for (int level = 0; level <= (int)idx_cpu_detect(); level++)
+            for (uint32_t group = level ? 1 : HEADS; group <= HEADS; group++) {
+                idx_cpu_set((idx_cpu)level);
+                idx_query query = {.q = q, .group = group, .lo = 0, .hi = N, .scale = 0.3f, .budget = {ALL, 0}};
+                idx_hits *hits;
+                uint32_t first, end;
+                idx_codes_part(ix, 0, N, 0, 1, &first, &end);
+                ck_assert_int_eq(idx_codes_scan(ix, &keys, &query, first, end, s, NULL, 0, m, &hits), 0);
+                for (uint32_t h = 0; h < group; h++) {
+                    ck_assert_uint_eq(hits[h].n, N);
+                    for (uint32_t i = 0; i < N; i++) {
+                        float *at = &want[(size_t)h * N + hits[h].ids[i]];
+                        if (!level)
+                            *at = hits[h].scanned[i];
+                        ck_assert(!memcmp(at, &hits[h].scanned[i], sizeof *at));
+                    }
+                }
+            }
+        free(want);
+        idx_scratch_free(s);
+        idx_free(ix);
+        free(k);
+        free(v);
+    }
+}
+END_TEST
+
 START_TEST(steps_change_nothing)
 {
     enum { N = 5000, DIM = 20 };
@@ -588,6 +630,7 @@ static Suite *suite(void)
     tcase_add_loop_test(t, exact_for_few_values, 0, (int)idx_cpu_detect() + 1);
     tcase_add_loop_test(t, real_queries, 0, (int)idx_cpu_detect() + 1);
     tcase_add_loop_test(t, not_numbers, 0, (int)idx_cpu_detect() + 1);
+    tcase_add_test(t, levels_agree);
     tcase_add_test(t, steps_change_nothing);
     tcase_add_test(t, damage);
     suite_add_tcase(s, t);
