@@ -61,7 +61,7 @@ typedef struct {
 
 static int build_codes(const bench *b, idx_builder **ret)
 {
-    return idx_builder_new_codes(&b->keys, &b->values, ret);
+    return idx_builder_new_codes(&b->keys, &b->values, NULL, ret);
 }
 
 static int build_graph(const bench *b, idx_builder **ret)

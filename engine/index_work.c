@@ -106,6 +106,7 @@ int eng_index_work_add(eng_index_work *w, eng_segment *s)
         w->jobs = p;
         w->cap_jobs = cap;
     }
+    eng_segment_alloc_codes(s);
     s->indexing = true;
     w->jobs[w->n_jobs++] = (job){eng_segment_ref(s), next_wanted(s, 0), wanted};
     w->pending += wanted;
@@ -120,7 +121,7 @@ static int begin(slot *s)
     idx_rows keys = {eng_segment_k(seg, layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
     if (s->item < head_count(seg)) {
         idx_rows values = {eng_segment_v(seg, layer, head, 0), shape->row_v, seg->n, shape->head_dim, (idx_type)shape->type_v};
-        return idx_builder_new_codes(&keys, &values, &s->builder);
+        return idx_builder_new_codes(&keys, &values, seg->code_memory ? seg->code_memory + s->item * seg->code_stride : NULL, &s->builder);
     }
     idx_queries train = {eng_segment_query(seg, layer, head, 0), seg->query_row, seg->m, shape->group};
     idx_graph_params params = idx_graph_params_default();

@@ -70,6 +70,19 @@ int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t sta
     return 0;
 }
 
+static size_t code_bytes(const eng_segment *s)
+{
+    return s->code_stride * s->shape->n_layer * s->shape->n_head_kv;
+}
+
+void eng_segment_alloc_codes(eng_segment *s)
+{
+    if (s->code_memory)
+        return;
+    s->code_stride = idx_codes_max_bytes(s->n, s->shape->head_dim);
+    s->code_memory = s->code_stride ? arena_new(code_bytes(s)) : NULL;
+}
+
 eng_segment *eng_segment_ref(eng_segment *s)
 {
     s->refs++;
@@ -88,6 +101,8 @@ void eng_segment_unref(eng_segment *s)
             if (s->codes)
                 idx_free(s->codes[i]);
         }
+        if (s->code_memory)
+            munmap(s->code_memory, code_bytes(s));
         eng_segment_free_queries(s);
         free(s->index);
         free(s->codes);

@@ -49,6 +49,8 @@ struct eng_segment {
     idx_index **index;          /* graphs, [layer * n_head_kv + head]; NULL entries: not (yet) built */
     idx_index **codes;          /* likewise */
     uint32_t n_codes;           /* of these that are there */
+    uint8_t *code_memory;       /* [layer * n_head_kv + head][code_stride], what codes lie in; NULL: in memory of their own */
+    size_t code_stride;
     size_t index_bytes;
 
     bool indexing;              /* one of the references is index_work.c's */
@@ -76,6 +78,9 @@ static inline bool eng_segment_coded(const eng_segment *s)
 /* Memory it takes, all parts. */
 size_t eng_segment_bytes(const eng_segment *s);
 size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap);
+
+/* Memory for the codes of a sealed segment, unless there is some. Without it, if there is no room, each index takes its own. */
+void eng_segment_alloc_codes(eng_segment *s);
 
 /* Room for m_cap sampled query positions. */
 int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap);

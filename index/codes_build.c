@@ -24,6 +24,7 @@ enum {
 typedef enum { RUN_BEGIN, RUN_TRAIN, RUN_ASSIGN, RUN_ORDER, RUN_SUM } run_stage;
 
 struct idx_codes_build {
+    uint8_t *memory; /* the caller's, for the arena; NULL: its own */
     idx_rows values;
     double *key_sum; /* [dim] */
     uint32_t n_finite;
@@ -105,6 +106,12 @@ size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t re
         at += (bytes[i] + IDX_ALIGN - 1) / IDX_ALIGN * IDX_ALIGN;
     }
     return at;
+}
+
+size_t idx_codes_max_bytes(uint32_t n, uint32_t dim)
+{
+    size_t at[8];
+    return idx_codes_layout(n, dim, idx_codes_max_clusters(n), at);
 }
 
 /* ---- clusters of one run ---------------------------------------------------------------------------------------- */
@@ -299,13 +306,15 @@ static int codes_arena_new(idx_builder *b)
     struct idx_codes_build *s = b->codes;
     uint32_t n = b->keys.n, dim = b->keys.dim;
     size_t at[8], bytes = idx_codes_layout(n, dim, s->n_clusters, at);
-    uint8_t *arena = idx_alloc(bytes, 1);
+    uint8_t *arena = s->memory ? s->memory : idx_alloc(bytes, 1);
     idx_index *ix = calloc(1, sizeof *ix);
     if (!arena || !ix) {
-        free(arena);
+        if (!s->memory)
+            free(arena);
         free(ix);
         return -ENOMEM;
     }
+    ix->borrowed = s->memory != NULL;
     memset(arena, 0, at[7]);
     idx_header h = {
         .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = IDX_FLAT, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes};
@@ -440,7 +449,7 @@ static bool rows_fit(const idx_rows *r)
            (r->n == 1 || r->stride >= r->dim * idx_type_size(r->type));
 }
 
-int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, idx_builder **ret)
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)
 {
     static const idx_phase phases[] = {{mean_key, .05f}, {cluster_runs, .85f}, {emit_codes, .1f}};
     if (!rows_fit(keys) || !rows_fit(values) || values->n != keys->n || values->dim != keys->dim)
@@ -457,6 +466,7 @@ int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, idx_buil
     int r = b->codes ? 0 : -ENOMEM;
     if (!r) {
         b->codes->values = *values;
+        b->codes->memory = memory;
         r = codes_memory(b);
     }
     if (r < 0) {

@@ -16,7 +16,8 @@ void idx_free(idx_index *ix)
 {
     if (!ix)
         return;
-    free(ix->arena);
+    if (!ix->borrowed)
+        free(ix->arena);
     free(ix);
 }
 

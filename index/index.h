@@ -72,8 +72,10 @@ typedef struct idx_builder idx_builder;
 /* Starts a graph build over all of `keys`. O(n) memory for scratch. -EINVAL for nonsense shapes, -ENOMEM. */
 int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret);
 
-/* Starts a build of codes over keys [n][dim] and the values [n][dim] that belong to them. Errors as above. */
-int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, idx_builder **ret);
+/* Starts a build of codes over keys [n][dim] and the values [n][dim] that belong to them. Errors as above. `memory`: NULL, or idx_codes_max_bytes() of the caller's,
+ * 64-byte aligned, for the index to lie in, so that those of many heads share large pages; it must outlive the index. */
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret);
+size_t idx_codes_max_bytes(uint32_t n, uint32_t dim); /* 0: no such index */
 
 /* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked at least every millisecond or so; 0 = no limit).
  * 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut. */

@@ -38,7 +38,8 @@ typedef struct {
 
 struct idx_index {
     size_t bytes;
-    uint8_t *arena; /* owned, 64-byte aligned */
+    uint8_t *arena; /* 64-byte aligned */
+    bool borrowed;  /* the arena is the caller's */
     const idx_header *header;
     const uint32_t *entries, *first, *links;
     /* Codes. Slot: place of a row in cluster order; the slots of a run are the numbers of its rows. Slots are padded to whole blocks of 16.
