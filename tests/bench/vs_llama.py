@@ -142,10 +142,10 @@ def speed_rows(a, table, name, model, kind):
         if what == "decode":
             share = [r["gb_per_second"] / r["peak_gb_per_second"] for r in rows]
             keys = f"{rows[0]['keys_attended']:.0f} of {rows[0]['keys_held']:.0f} keys"
-            table.add(f"  GB/s, share of peak; keys read", f"{rows[0]['gb_per_second']:.1f}, {100 * statistics.median(share):.0f} %; {keys}", "", "")
+            table.add("  GB/s, share of peak; keys read", f"{rows[0]['gb_per_second']:.1f}, {100 * statistics.median(share):.0f} %; {keys}", "", "")
         elif rows[0]["index_cpu_seconds"]:
             shares = [100 * r["index_cpu_seconds"] / r["cpu_seconds"] for r in rows]
-            table.add(f"  index, CPU time of the prefill's", spread(shares, " %"), "", "", "<= 10 %")
+            table.add("  index, CPU time as a share of the prefill's", spread(shares, " %"), "", "", "<= 10 %")
     return rows[0]["cpu"], medians.get("auto")
 
 
