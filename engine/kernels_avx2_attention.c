@@ -26,67 +26,89 @@ static void kv_store_bf16(const float *x, void *row, size_t n)
     }
 }
 
-/* nr (1 or 4) rows by ng (1 or 2) queries: one 8-lane accumulator each, d in rising order. */
-INLINE void qk_tile(const eng_type t, const int ng, const int nr, float *s, size_t lds, const float *q, const char *k, size_t stride,
-                    size_t d)
+enum { PV_CHUNK = 32 }; /* rows that all heads and dims pass over before the next ones: they stay in the first cache */
+
+/* One tile of up to 3 heads fills the registers; 4 are two and two. */
+INLINE int heads_of(size_t left)
 {
-    __m256 acc[2][4];
+    return left == 4 ? 2 : left > 3 ? 3 : (int)left;
+}
+
+#define EACH_HEADS(TILE, N, ...)                                                                                                           \
+    switch (N) {                                                                                                                           \
+    case 1: TILE(1, __VA_ARGS__); break;                                                                                                   \
+    case 2: TILE(2, __VA_ARGS__); break;                                                                                                   \
+    default: TILE(3, __VA_ARGS__); break;                                                                                                  \
+    }
+
+/* Rows k[0 .. 3] by ng queries: one 8-lane accumulator each, d in rising order. Stores the scores of the first `left` rows. */
+INLINE void qk_tile(const int ng, const eng_type t, float *s, size_t lds, const float *q, const char *const k[4], size_t left, size_t d)
+{
+    __m256 acc[3][4];
     for (int g = 0; g < ng; g++)
-        for (int r = 0; r < nr; r++)
+        for (int r = 0; r < 4; r++)
             acc[g][r] = _mm256_setzero_ps();
     for (size_t i = 0; i < d; i += 8) {
-        __m256 v[4];
-        for (int r = 0; r < nr; r++)
-            v[r] = load8(t, k + (size_t)r * stride, i, d);
-        for (int g = 0; g < ng; g++) {
-            __m256 u = load8f(q + (size_t)g * d + i, d - i);
-            for (int r = 0; r < nr; r++)
-                acc[g][r] = _mm256_fmadd_ps(u, v[r], acc[g][r]);
+        __m256 u[3];
+        for (int g = 0; g < ng; g++)
+            u[g] = load8f(q + (size_t)g * d + i, d - i);
+        for (int r = 0; r < 4; r++) {
+            __m256 v = load8(t, k[r], i, d);
+            for (int g = 0; g < ng; g++)
+                acc[g][r] = _mm256_fmadd_ps(u[g], v, acc[g][r]);
         }
     }
-    for (int g = 0; g < ng; g++)
-        store_sums(s + (size_t)g * lds, acc[g], nr);
+    for (int g = 0; g < ng; g++) {
+        float sums[4];
+        store_sums(left == 4 ? s + (size_t)g * lds : sums, acc[g], 4);
+        if (left < 4)
+            memcpy(s + (size_t)g * lds, sums, left * sizeof *sums);
+    }
 }
 
-INLINE void qk_rows(const eng_type t, const int ng, float *s, size_t lds, const float *q, const char *k, size_t stride, size_t rows,
-                    size_t d)
-{
-    size_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        qk_tile(t, ng, 4, s + r, lds, q, k + r * stride, stride, d);
-    for (; r < rows; r++)
-        qk_tile(t, ng, 1, s + r, lds, q, k + r * stride, stride, d);
-}
-
-INLINE void qk_any(const eng_type t, float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows,
+INLINE void qk_any(const eng_type t, float *s, size_t lds, const float *q, size_t group, const void *keys, size_t stride, size_t rows,
                    size_t d)
 {
-    size_t g = 0;
-    for (; g + 2 <= group; g += 2)
-        qk_rows(t, 2, s + g * lds, lds, q + g * d, k, stride, rows, d);
-    if (g < group)
-        qk_rows(t, 1, s + g * lds, lds, q + g * d, k, stride, rows, d);
+    for (size_t r = 0; r < rows; r += 4) {
+        size_t left = rows - r < 4 ? rows - r : 4;
+        const char *first = (const char *)keys + r * stride, *k[4];
+        for (size_t i = 0; i < 4; i++) /* beyond the last row: that one again */
+            k[i] = first + (i < left ? i : left - 1) * stride;
+        for (size_t i = 0; i < 4 * stride; i += 64)
+            prefetch_rows(first + i);
+        for (size_t g = 0, n; g < group; g += n) {
+            n = (size_t)heads_of(group - g);
+            EACH_HEADS(qk_tile, n, t, s + g * lds + r, lds, q + g * d, k, left, d)
+        }
+    }
 }
 
-/* ng (1 or 2) outputs of up to 32 dims (part: fewer), held in registers over all rows. ids == NULL: rows 0, 1, 2 ... */
-INLINE void pv_tile(const eng_type t, const int ng, const bool part, float *o, const float *p, size_t ldp, const uint32_t *ids,
+/* ng outputs of up to 32 dims (part: fewer), held in registers over all rows. ids == NULL: rows 0, 1, 2 ...; fetch: asks for later rows. */
+INLINE void pv_tile(const int ng, const bool part, const eng_type t, float *o, const float *p, size_t ldp, const uint32_t *ids, bool fetch,
                     const char *v, size_t stride, size_t rows, size_t i, size_t d)
 {
-    enum { AHEAD = 8 }; /* gathered rows are prefetched this many iterations early */
-    __m256 acc[2][4];
+    enum { ROWS_AHEAD = 8 }; /* of gathered rows */
+    const size_t at = i * (t == ENG_F32 ? 4 : 2);
+    __m256 acc[3][4];
     for (int g = 0; g < ng; g++)
         for (size_t j = 0; j < 4; j++)
             acc[g][j] = part && i + 8 * j >= d ? _mm256_setzero_ps() : load8f(o + (size_t)g * d + i + 8 * j, part ? d - i - 8 * j : 8);
     for (size_t r = 0; r < rows; r++) {
         const char *row = v + (ids ? ids[r] : r) * stride;
-        if (ids && r + AHEAD < rows)
-            _mm_prefetch(v + ids[r + AHEAD] * stride + i * (t == ENG_F32 ? 4 : 2), _MM_HINT_T0);
+        if (ids && r + ROWS_AHEAD < rows)
+            _mm_prefetch(v + ids[r + ROWS_AHEAD] * stride + at, _MM_HINT_T0);
+        if (fetch)
+            for (size_t byte = 0; byte < (t == ENG_F32 ? 128 : 64); byte += 64)
+                prefetch_rows(row + at + byte);
+        __m256 f[3];
+        for (int g = 0; g < ng; g++)
+            f[g] = _mm256_broadcast_ss(p + (size_t)g * ldp + r);
         for (size_t j = 0; j < 4; j++) {
             if (part && i + 8 * j >= d)
                 break;
             __m256 u = load8(t, row, i + 8 * j, part ? d : i + 8 * j + 8);
             for (int g = 0; g < ng; g++)
-                acc[g][j] = _mm256_fmadd_ps(_mm256_broadcast_ss(p + (size_t)g * ldp + r), u, acc[g][j]);
+                acc[g][j] = _mm256_fmadd_ps(f[g], u, acc[g][j]);
         }
     }
     for (int g = 0; g < ng; g++)
@@ -95,24 +117,27 @@ INLINE void pv_tile(const eng_type t, const int ng, const bool part, float *o, c
                 store8f(o + (size_t)g * d + i + 8 * j, part ? d - i - 8 * j : 8, acc[g][j]);
 }
 
-INLINE void pv_heads(const eng_type t, const int ng, float *o, const float *p, size_t ldp, const uint32_t *ids, const void *v,
-                     size_t stride, size_t rows, size_t d)
+INLINE void pv_dims(const int ng, const eng_type t, float *o, const float *p, size_t ldp, const uint32_t *ids, bool fetch, const void *v,
+                    size_t stride, size_t rows, size_t d)
 {
     size_t i = 0;
     for (; i + 32 <= d; i += 32)
-        pv_tile(t, ng, false, o, p, ldp, ids, v, stride, rows, i, d);
+        pv_tile(ng, false, t, o, p, ldp, ids, fetch, v, stride, rows, i, d);
     if (i < d)
-        pv_tile(t, ng, true, o, p, ldp, ids, v, stride, rows, i, d);
+        pv_tile(ng, true, t, o, p, ldp, ids, fetch, v, stride, rows, i, d);
 }
 
-INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows,
+INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_t group, const void *values, size_t stride, size_t rows,
                    size_t d)
 {
-    size_t g = 0;
-    for (; g + 2 <= group; g += 2)
-        pv_heads(t, 2, o + g * d, p + g * ldp, ldp, NULL, v, stride, rows, d);
-    if (g < group)
-        pv_heads(t, 1, o + g * d, p + g * ldp, ldp, NULL, v, stride, rows, d);
+    for (size_t r = 0; r < rows; r += PV_CHUNK) {
+        const char *v = (const char *)values + r * stride;
+        size_t n = rows - r < PV_CHUNK ? rows - r : PV_CHUNK;
+        for (size_t g = 0, ng; g < group; g += ng) {
+            ng = (size_t)heads_of(group - g);
+            EACH_HEADS(pv_dims, ng, t, o + g * d, p + g * ldp + r, ldp, NULL, g == 0, v, stride, n, d)
+        }
+    }
 }
 
 #define PER_TYPE(NAME, T)                                                                                                                  \
@@ -126,7 +151,7 @@ INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_
     }                                                                                                                                      \
     static void pv_gather_##NAME(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d)          \
     {                                                                                                                                      \
-        pv_heads(T, 1, o, p, 0, ids, v, stride, n, d);                                                                                     \
+        pv_dims(1, T, o, p, 0, ids, false, v, stride, n, d);                                                                                     \
     }
 PER_TYPE(f32, ENG_F32)
 PER_TYPE(f16, ENG_F16)

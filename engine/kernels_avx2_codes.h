@@ -33,6 +33,14 @@ INLINE bool is_signed(const eng_type t)
     return t == ENG_Q8_0 || t == ENG_IQ4_NL || t == ENG_IQ4_XS;
 }
 
+/* For a line of keys or values at p, which are read once, from memory as a rule: asks for what comes next, early into the second cache, which
+ * can wait for three times as many lines as the first, then into the first. The hardware's own prefetchers stop at page ends. Never faults. */
+INLINE void prefetch_rows(const char *p)
+{
+    _mm_prefetch(p + 8192, _MM_HINT_T1);
+    _mm_prefetch(p + 1024, _MM_HINT_T0);
+}
+
 /* What unsigned codes are above the values they stand for. */
 INLINE int offset_of(const eng_type t)
 {

@@ -28,12 +28,7 @@ static void kv_store_bf16(const float *x, void *row, size_t n)
     }
 }
 
-enum {
-    /* Rows are read once, from memory as a rule. So many bytes early they are asked for, into the second cache; the hardware's own
-     * prefetchers stop at page ends. */
-    KV_AHEAD = 4096,
-    PV_CHUNK = 32, /* rows that all heads and dims pass over before the next ones: they stay in the first cache */
-};
+enum { PV_CHUNK = 32 }; /* rows that all heads and dims pass over before the next ones: they stay in the first cache */
 
 /* One tile of up to 7 heads by 4 rows fills the registers; more heads: in halves. */
 INLINE int heads_of(size_t left)
@@ -83,7 +78,7 @@ INLINE void qk_any(const eng_type t, float *s, size_t lds, const float *q, size_
         for (size_t i = 0; i < 4; i++) /* beyond the last row: that one again */
             k[i] = first + (i < left ? i : left - 1) * stride;
         for (size_t i = 0; i < 4 * stride; i += 64)
-            _mm_prefetch(first + KV_AHEAD + i, _MM_HINT_T1);
+            prefetch_rows(first + i);
         for (size_t g = 0, n; g < group; g += n) {
             n = (size_t)heads_of(group - g);
             EACH_HEADS(qk_tile, n, t, s + g * lds + r, lds, q + g * d, k, (__mmask8)((1u << left) - 1), d)
@@ -111,7 +106,7 @@ INLINE void pv_tile(const int ng, const int nj, const eng_type t, float *o, cons
                 _mm_prefetch(v + ids[r + ROWS_AHEAD] * stride + byte, _MM_HINT_T0);
         if (fetch)
             for (size_t byte = i * size; byte < (i + 16 * (size_t)nj) * size; byte += 64)
-                _mm_prefetch(row + KV_AHEAD + byte, _MM_HINT_T1);
+                prefetch_rows(row + byte);
         __m512 u[4];
         for (int j = 0; j < nj; j++)
             u[j] = load16(t, row, i + 16 * (size_t)j, m[j]);
