@@ -1,6 +1,8 @@
-/* Products over the pool. A task is a run of weight rows: in decode as many as give each thread a handful of tasks, in prefill one panel of
- * ENG_NR rows, packed once and multiplied with all tokens (with few panels: with a part of the tokens, so that no thread idles).
- * k is never split, and the kernels' outputs do not depend on what else a call computes, so neither does anything here.
+/* Products over the pool. A task is a run of weight rows: in decode as many as give each thread a handful of tasks, in prefill one or more
+ * panels of ENG_NR rows, packed and multiplied with all tokens (with few panels: with a part of the tokens, so that no thread idles).
+ * In prefill k is cut into slices, so that a panel's slice stays in the L1 cache and the tokens' slice in the L2 cache; the cuts depend on the
+ * weight alone and do not change a bit (kernels.h), and the kernels' outputs do not depend on what else a call computes, so neither does
+ * anything here.
  */
 #include "linear.h"
 
@@ -9,11 +11,14 @@
 #include <string.h>
 
 enum { MAX_WEIGHTS = 3, TASKS_PER_THREAD = 6, MIN_ROWS = 16, MIN_TOKENS = 48, ALIGN = 64 };
+enum { MAX_SLICE = 320 };        /* of k: 20 KiB of a bf16 panel */
+enum { MAX_PANELS = 8 };         /* of a task */
+enum { L2_INPUT = 1200 * 1024 }; /* bytes of input that stay in the L2 cache (2 MiB, or 1 MiB and a fast L3) next to a panel's outputs */
 
 /* One thread's scratch. */
 typedef struct {
-    void *panel; /* [max_cols][ENG_NR] float or bf16 */
-    float *tmp;  /* [ENG_NR][max_cols] */
+    void *panel; /* [MAX_SLICE][ENG_NR] float or bf16 */
+    float *tmp;  /* [ENG_NR][MAX_SLICE] */
 } scratch;
 
 struct eng_linear {
@@ -25,7 +30,7 @@ struct eng_linear {
     void *arena;
     scratch *workers; /* [threads] */
     eng_q8_act q8;    /* decode: the quantised input */
-    uint16_t *bf16;   /* prefill: [max_tokens][max_cols]; NULL where not used */
+    uint16_t *bf16;   /* prefill: the input as [slices][tokens][slice]; NULL where not used */
 };
 
 /* One product; the ctx of its tasks. */
@@ -35,9 +40,10 @@ typedef struct {
     float *const *y;
     const float *x;
     uint32_t n, n_tokens;
-    uint32_t rows, tokens;           /* of a task, at most */
-    uint32_t n_blocks;               /* token blocks */
-    uint32_t first[MAX_WEIGHTS + 1]; /* first task of each weight; in prefill in units of n_blocks */
+    uint32_t rows, tokens;           /* of a task, at most; in prefill of a panel */
+    uint32_t n_blocks, n_runs;       /* prefill: token blocks, runs of panels */
+    uint32_t slice;                  /* prefill: elements of k at a time */
+    uint32_t first[MAX_WEIGHTS + 1]; /* first task of each weight; in prefill the first panel */
     bool bf16;
 } product;
 
@@ -64,8 +70,8 @@ int eng_linear_new(eng_pool *pool, const eng_kernels *k, uint32_t max_cols, uint
     l->workers = calloc(threads, sizeof *l->workers);
     bool bf16 = k->gemm_bf16 && !f32;
     size_t q = take(&offset, cols), d = take(&offset, cols / 32 * sizeof(float)), s = take(&offset, cols / 32 * sizeof(float));
-    size_t a = take(&offset, bf16 ? cols * max_tokens * sizeof(uint16_t) : 0);
-    size_t panel = cols * ENG_NR * sizeof(float), first = offset;
+    size_t a = take(&offset, bf16 ? (cols + MAX_SLICE) * max_tokens * sizeof(uint16_t) : 0);
+    size_t panel = (size_t)MAX_SLICE * ENG_NR * sizeof(float), first = offset;
     for (uint32_t i = 0; i < 2 * threads; i++)
         take(&offset, panel);
     l->bytes = offset;
@@ -161,52 +167,82 @@ void eng_linear_decode(eng_linear *l, const eng_weight *const *w, float *const *
 
 /* ---- prefill ---------------------------------------------------------------------------------------------------- */
 
+/* How wide the slices of k are: whole super-blocks where there may be any. */
+static uint32_t slice_width(uint32_t cols)
+{
+    if (cols % 256 == 0)
+        return 256;
+    uint32_t n = (cols + MAX_SLICE - 1) / MAX_SLICE;
+    return ((cols + n - 1) / n + 31) / 32 * 32;
+}
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
 static void convert_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const product *p = ctx;
-    size_t cols = p->w[0]->cols, at = (size_t)task * p->tokens;
-    size_t tokens = p->n_tokens - at < p->tokens ? p->n_tokens - at : p->tokens;
-    p->l->k->f32_to_bf16(p->x + at * cols, p->l->bf16 + at * cols, tokens * cols);
+    size_t cols = p->w[0]->cols, at = (size_t)task * p->tokens, end = min_size(at + p->tokens, p->n_tokens);
+    for (; at < end; at++)
+        for (size_t from = 0; from < cols; from += p->slice)
+            p->l->k->f32_to_bf16(p->x + at * cols + from, p->l->bf16 + from * p->n_tokens + at * p->slice, min_size(p->slice, cols - from));
+}
+
+/* Packs the slice of k that begins at `from` of one panel's rows, and multiplies `tokens` inputs with it. */
+static void multiply_panel(const product *p, const scratch *s, uint32_t index, uint32_t from, size_t at, size_t tokens)
+{
+    const eng_kernels *k = p->l->k;
+    uint32_t i, row, rows = find_rows(p, index, &i, &row);
+    const eng_weight *w = p->w[i];
+    size_t cols = w->cols, n = min_size(p->slice, cols - from);
+    const char *data = (const char *)w->data + (size_t)row * w->row_bytes + from / eng_types[w->type].block * eng_types[w->type].bytes;
+    float *c = p->y[i] + at * w->rows + row;
+    if (p->bf16) {
+        k->pack_bf16(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
+        k->gemm_bf16(c, w->rows, p->l->bf16 + (size_t)from * p->n_tokens + at * p->slice, p->slice, s->panel, tokens, rows, n, from > 0);
+    } else {
+        k->pack_f32(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
+        k->gemm_f32(c, w->rows, p->x + at * cols + from, cols, s->panel, ENG_NR, tokens, rows, n, from > 0);
+    }
 }
 
 static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
 {
     const product *p = ctx;
-    const eng_kernels *k = p->l->k;
     const scratch *s = &p->l->workers[worker];
-    uint32_t i, row, rows = find_rows(p, task / p->n_blocks, &i, &row);
-    const eng_weight *w = p->w[i];
-    const void *data = (const char *)w->data + (size_t)row * w->row_bytes;
-    size_t at = (size_t)(task % p->n_blocks) * p->tokens, cols = w->cols;
-    size_t tokens = p->n_tokens - at < p->tokens ? p->n_tokens - at : p->tokens;
-    float *c = p->y[i] + at * w->rows + row;
-    if (p->bf16) {
-        k->pack_bf16(s->panel, w->type, data, w->row_bytes, rows, cols, s->tmp);
-        k->gemm_bf16(c, w->rows, p->l->bf16 + at * cols, cols, s->panel, tokens, rows, cols, false);
-    } else {
-        k->pack_f32(s->panel, w->type, data, w->row_bytes, rows, cols, s->tmp);
-        k->gemm_f32(c, w->rows, p->x + at * cols, cols, s->panel, ENG_NR, tokens, rows, cols, false);
-    }
+    uint64_t run = task / p->n_blocks, panels = p->first[p->n];
+    uint32_t lo = (uint32_t)(run * panels / p->n_runs), hi = (uint32_t)((run + 1) * panels / p->n_runs);
+    size_t at = (size_t)(task % p->n_blocks) * p->tokens, tokens = min_size(p->tokens, p->n_tokens - at);
+    for (uint32_t from = 0; from < p->w[0]->cols; from += p->slice)
+        for (uint32_t i = lo; i < hi; i++)
+            multiply_panel(p, s, i, from, at, tokens);
 }
 
 void eng_linear_prefill(eng_linear *l, const eng_weight *const *w, float *const *y, uint32_t n, const float *x, uint32_t n_tokens)
 {
     if (!n_tokens)
         return;
-    product p = {.l = l, .w = w, .y = y, .x = x, .n = n, .n_tokens = n_tokens};
     uint32_t cols = w[0]->cols, threads = eng_pool_threads(l->pool);
+    product p = {.l = l, .w = w, .y = y, .x = x, .n = n, .n_tokens = n_tokens, .rows = ENG_NR, .slice = slice_width(cols)};
     p.bf16 = l->bf16 && cols % 2 == 0; /* the bf16 kernels take pairs */
     if (p.bf16) {
         p.tokens = n_tokens / (threads * 2) + 1;
         eng_pool_run(l->pool, convert_task, &p, (n_tokens + p.tokens - 1) / p.tokens);
     }
-    p.rows = ENG_NR;
     uint32_t panels = cut_rows(&p), want = threads == 1 || !panels ? 1 : threads * 4 / panels + 1;
     p.n_blocks = n_tokens / MIN_TOKENS < want ? n_tokens / MIN_TOKENS : want;
     if (!p.n_blocks)
         p.n_blocks = 1;
     p.tokens = (n_tokens + p.n_blocks - 1) / p.n_blocks;
     p.n_blocks = (n_tokens + p.tokens - 1) / p.tokens;
-    eng_pool_run(l->pool, prefill_task, &p, panels * p.n_blocks);
+    /* Inputs that come from beyond the L2 cache are used for several panels each time; every thread gets the same number of runs. */
+    p.n_runs = panels;
+    if ((size_t)cols * p.tokens * (p.bf16 ? 2 : 4) > L2_INPUT) {
+        p.n_runs = (panels + MAX_PANELS * threads - 1) / (MAX_PANELS * threads) * threads;
+        p.n_runs = (uint32_t)min_size(p.n_runs, panels);
+    }
+    eng_pool_run(l->pool, prefill_task, &p, p.n_runs * p.n_blocks);
 }
