@@ -19,7 +19,7 @@ struct eng_forward {
     float *x;               /* [n_embd] residual stream */
     float *h;               /* [n_embd] normed input of a block, and its output */
     float *q, *k, *v, *o;   /* [n_head d], [n_head_kv d] twice, [n_head d] */
-    float *gate, *up;       /* [n_ff] */
+    float *gate, *up;       /* [n_ff] of one token: decode */
     float *cs;              /* [rope_dim] cosines, then sines */
     float *cs_local;        /* the same, of layers with a base of their own */
 
@@ -30,6 +30,8 @@ struct eng_forward {
     const eng_layer *weights;
     const float *norm;
     const float *post_norm; /* of the output in h before it is added; NULL: none */
+    bool decode;
+    bool added;             /* the last block's output is in x already, and not in h */
     const int32_t *ids;
     const eng_query_sampling *sampling;
     uint32_t layer, pos, n;
@@ -62,12 +64,13 @@ int eng_forward_new(const eng_forward_params *p, eng_forward **ret)
         eng_forward_free(f);
         return r;
     }
-    struct { float **to; size_t width; } parts[] = {
-        {&f->x, m->n_embd}, {&f->h, m->n_embd}, {&f->q, q}, {&f->k, kv}, {&f->v, kv}, {&f->o, q}, {&f->gate, ff}, {&f->up, ff},
-        {&f->cs, m->rope_dim}, {&f->cs_local, m->rope_dim},
+    size_t n = p->n_chunk;
+    struct { float **to; size_t count; } parts[] = {
+        {&f->x, n * m->n_embd}, {&f->h, n * m->n_embd}, {&f->q, n * q}, {&f->k, n * kv}, {&f->v, n * kv}, {&f->o, n * q}, {&f->gate, ff}, {&f->up, ff},
+        {&f->cs, n * m->rope_dim}, {&f->cs_local, n * m->rope_dim},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        size_t bytes = (parts[i].width * p->n_chunk * sizeof(float) + 63) & ~(size_t)63;
+        size_t bytes = (parts[i].count * sizeof(float) + 63) & ~(size_t)63;
         *parts[i].to = aligned_alloc(64, bytes);
         if (!*parts[i].to) {
             eng_forward_free(f);
@@ -123,6 +126,8 @@ static void norm_token(eng_forward *f, uint32_t t)
     const eng_model *m = f->p.model;
     size_t at = (size_t)t * m->n_embd;
     f->p.kernels->rms_norm(f->h + at, f->x + at, f->norm, m->n_embd, m->rms_eps);
+    if (!f->decode)
+        eng_linear_input(f->linear, t, f->h + at, m->n_embd);
 }
 
 /* Which position of its stratum a query is drawn from: fixed, but without rhythm (a hash), so that it cannot beat with the text's. */
@@ -217,7 +222,8 @@ static void gate_token(eng_forward *f, uint32_t t)
 
 static void add_norm_token(eng_forward *f, uint32_t t)
 {
-    add_token(f, t);
+    if (!f->added)
+        add_token(f, t);
     norm_token(f, t);
 }
 
@@ -248,30 +254,47 @@ static bool canceled(const atomic_bool *cancel)
     return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
 }
 
-/* y = W x for the f->n tokens at hand, by the prefill kernels or by the decode kernels. */
-static void product(eng_forward *f, bool decode, const eng_weight *const *w, float *const *y, uint32_t n, const float *x)
+/* y = W h for the f->n tokens at hand, by the prefill kernels or by the decode kernels. */
+static void product(eng_forward *f, const eng_weight *const *w, float *const *y, uint32_t n)
 {
-    if (decode)
-        eng_linear_decode(f->linear, w, y, n, x);
+    if (f->decode)
+        eng_linear_decode(f->linear, w, y, n, f->h);
     else
-        eng_linear_prefill(f->linear, w, y, n, x, f->n);
+        eng_linear_prefill(f->linear, w, y, n, NULL, f->n);
 }
 
-/* From the normed input in h to the FFN's output in h. */
-static void feed_forward(eng_forward *f, bool decode)
+/* A block's output W x on its way into the residual stream. x: NULL where the input of a prefill is set. */
+static void project(eng_forward *f, const eng_weight *w, const float *x)
+{
+    f->added = !f->decode && !f->post_norm;
+    if (f->decode)
+        eng_linear_decode(f->linear, &w, &f->h, 1, x);
+    else if (f->added)
+        eng_linear_prefill_add(f->linear, w, f->x, x, f->n);
+    else
+        eng_linear_prefill(f->linear, &w, &f->h, 1, x, f->n);
+}
+
+/* From the normed input in h to the FFN's output. */
+static void feed_forward(eng_forward *f)
 {
     const eng_layer *w = f->weights;
+    const eng_kernels *kn = f->p.kernels;
     if (f->moe) {
-        eng_moe_run(f->moe, w, decode, f->h, f->n);
-        return;
+        eng_moe_run(f->moe, w, f->decode, f->h, f->n);
+        f->added = false;
+    } else if (f->decode) {
+        product(f, (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2);
+        each_token(f, gate_token);
+        project(f, &w->w_down, f->gate);
+    } else {
+        eng_linear_prefill_gated(f->linear, &w->w_gate, &w->w_up, f->p.model->act == ENG_GELU_TANH ? kn->gelu_mul : kn->silu_mul, NULL, f->n);
+        project(f, &w->w_down, NULL);
     }
-    product(f, decode, (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2, f->h);
-    each_token(f, gate_token);
-    product(f, decode, (const eng_weight *const[]){&w->w_down}, (float *const[]){f->h}, 1, f->gate);
 }
 
 /* All layers over the f->n tokens; leaves the residual stream in x. */
-static int layers(eng_forward *f, bool decode, const atomic_bool *cancel)
+static int layers(eng_forward *f, const atomic_bool *cancel)
 {
     const eng_model *m = f->p.model;
     each_token(f, begin_token);
@@ -281,18 +304,18 @@ static int layers(eng_forward *f, bool decode, const atomic_bool *cancel)
         const eng_layer *w = f->weights = &m->layers[f->layer];
         f->norm = w->attn_norm;
         each_token(f, f->layer ? add_norm_token : norm_token); /* adds the FFN of the layer before */
-        product(f, decode, (const eng_weight *const[]){&w->wq, &w->wk, &w->wv}, (float *const[]){f->q, f->k, f->v}, 3, f->h);
+        product(f, (const eng_weight *const[]){&w->wq, &w->wk, &w->wv}, (float *const[]){f->q, f->k, f->v}, 3);
         each_token(f, place_token);
-        if (decode)
+        if (f->decode)
             eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
         else
             eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
-        product(f, decode, (const eng_weight *const[]){&w->wo}, (float *const[]){f->h}, 1, f->o);
-        f->norm = w->ffn_norm;
         f->post_norm = w->attn_post_norm;
+        project(f, &w->wo, f->o);
+        f->norm = w->ffn_norm;
         each_token(f, add_norm_token);
-        feed_forward(f, decode);
         f->post_norm = w->ffn_post_norm;
+        feed_forward(f);
         atomic_fetch_add_explicit(f->p.heartbeat, 1, memory_order_relaxed);
     }
     f->norm = m->output_norm;
@@ -309,15 +332,14 @@ int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids
     f->pos = pos;
     f->n = n;
     f->sampling = sampling;
-    int r = layers(f, false, cancel);
+    f->decode = false;
+    int r = layers(f, cancel);
     if (r < 0)
         return r;
     if (all_logits)
-        product(f, false, (const eng_weight *const[]){&m->output}, (float *const[]){all_logits}, 1, f->h);
-    if (logits) {
-        f->n = 1;
-        product(f, false, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1, f->h + (size_t)(n - 1) * m->n_embd);
-    }
+        product(f, (const eng_weight *const[]){&m->output}, (float *const[]){all_logits}, 1);
+    if (logits)
+        eng_linear_prefill(f->linear, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1, f->h + (size_t)(n - 1) * m->n_embd, 1);
     return 0;
 }
 
@@ -330,9 +352,10 @@ int eng_forward_decode(eng_forward *f, const eng_view *view, int32_t id, uint32_
     f->n = 1;
     f->sampling = NULL;
     eng_attn_step(f->attn, view, pos + 1);
-    int r = layers(f, true, cancel);
+    f->decode = true;
+    int r = layers(f, cancel);
     if (r < 0)
         return r;
-    product(f, true, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1, f->h);
+    product(f, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1);
     return 0;
 }

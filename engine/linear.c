@@ -2,7 +2,8 @@
  * panels of ENG_NR rows, packed and multiplied with all tokens (with few panels: with a part of the tokens, so that no thread idles).
  * In prefill k is cut into slices, so that a panel's slice stays in the L1 cache and the tokens' slice in the L2 cache; the cuts depend on the
  * weight alone and do not change a bit (kernels.h), and the kernels' outputs do not depend on what else a call computes, so neither does
- * anything here.
+ * anything here. What is done with a product (added to its destination, or gated and made the next input) is done by the task that made
+ * it, while it is in the L2 cache.
  */
 #include "linear.h"
 
@@ -19,6 +20,7 @@ enum { L2_INPUT = 1200 * 1024 }; /* bytes of input that stay in the L2 cache (2 
 typedef struct {
     void *panel; /* [MAX_SLICE][ENG_NR] float or bf16 */
     float *tmp;  /* [ENG_NR][MAX_SLICE] */
+    float *c;    /* [MAX_PANELS][max_tokens][ENG_NR] */
 } scratch;
 
 struct eng_linear {
@@ -30,8 +32,11 @@ struct eng_linear {
     void *arena;
     scratch *workers; /* [threads] */
     eng_q8_act q8;    /* decode: the quantised input */
-    uint16_t *bf16;   /* prefill: the input as [slices][tokens][slice]; NULL where not used */
+    /* prefill: the input, and the one that a gated product makes; [slices][max_tokens][slice] of bf16, or of floats (see in_bf16) */
+    void *input, *next;
 };
+
+enum output { STORE, ADD, GATE };
 
 /* One product; the ctx of its tasks. */
 typedef struct {
@@ -45,6 +50,8 @@ typedef struct {
     uint32_t slice;                  /* prefill: elements of k at a time */
     uint32_t first[MAX_WEIGHTS + 1]; /* first task of each weight; in prefill the first panel */
     bool bf16;
+    enum output output;
+    eng_gate_fn *gate;
 } product;
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
@@ -68,12 +75,12 @@ int eng_linear_new(eng_pool *pool, const eng_kernels *k, uint32_t max_cols, uint
         return -ENOMEM;
     *l = (eng_linear){.pool = pool, .k = k, .f32 = f32, .max_cols = max_cols, .max_tokens = max_tokens};
     l->workers = calloc(threads, sizeof *l->workers);
-    bool bf16 = k->gemm_bf16 && !f32;
     size_t q = take(&offset, cols), d = take(&offset, cols / 32 * sizeof(float)), s = take(&offset, cols / 32 * sizeof(float));
-    size_t a = take(&offset, bf16 ? (cols + MAX_SLICE) * max_tokens * sizeof(uint16_t) : 0);
-    size_t panel = (size_t)MAX_SLICE * ENG_NR * sizeof(float), first = offset;
-    for (uint32_t i = 0; i < 2 * threads; i++)
-        take(&offset, panel);
+    size_t input = (cols + MAX_SLICE) * max_tokens * sizeof(float);
+    size_t in = take(&offset, input), next = take(&offset, input);
+    size_t panel = (size_t)MAX_SLICE * ENG_NR * sizeof(float), c = (size_t)MAX_PANELS * max_tokens * ENG_NR * sizeof(float), first = offset;
+    for (uint32_t i = 0; i < threads; i++)
+        take(&offset, 2 * panel + c);
     l->bytes = offset;
     l->arena = l->workers ? aligned_alloc(ALIGN, offset) : NULL;
     if (!l->arena) {
@@ -82,10 +89,11 @@ int eng_linear_new(eng_pool *pool, const eng_kernels *k, uint32_t max_cols, uint
     }
     char *base = l->arena;
     l->q8 = (eng_q8_act){.q = (int8_t *)(base + q), .d = (float *)(void *)(base + d), .s = (float *)(void *)(base + s)};
-    l->bf16 = bf16 ? (uint16_t *)(void *)(base + a) : NULL;
+    l->input = base + in;
+    l->next = base + next;
     for (uint32_t i = 0; i < threads; i++) {
-        l->workers[i].panel = base + first + 2 * i * panel;
-        l->workers[i].tmp = (float *)(void *)(base + first + (2 * i + (size_t)1) * panel);
+        char *at = base + first + i * (2 * panel + c);
+        l->workers[i] = (scratch){.panel = at, .tmp = (float *)(void *)(at + panel), .c = (float *)(void *)(at + 2 * panel)};
     }
     *ret = l;
     return 0;
@@ -165,9 +173,14 @@ void eng_linear_decode(eng_linear *l, const eng_weight *const *w, float *const *
     eng_pool_run(l->pool, decode_task, &p, cut_rows(&p));
 }
 
-/* ---- prefill ---------------------------------------------------------------------------------------------------- */
+/* ---- prefill: the input ------------------------------------------------------------------------------------------- */
 
-/* How wide the slices of k are: whole super-blocks where there may be any. */
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How wide the slices of k are: whole super-blocks where there may be any, and whole panels of the product that made the input. */
 static uint32_t slice_width(uint32_t cols)
 {
     if (cols % 256 == 0)
@@ -176,36 +189,74 @@ static uint32_t slice_width(uint32_t cols)
     return ((cols + n - 1) / n + 31) / 32 * 32;
 }
 
-static size_t min_size(size_t a, size_t b)
+/* The bf16 kernels take pairs. */
+static bool in_bf16(const eng_linear *l, uint32_t cols)
 {
-    return a < b ? a : b;
+    return l->k->gemm_bf16 && !l->f32 && cols % 2 == 0;
 }
 
-static void convert_task(void *ctx, uint32_t task, uint32_t worker)
+/* Puts elements [from, from + n) of `tokens` tokens, which lie in one slice, into an input of `cols`. */
+static void put(const eng_linear *l, void *input, size_t t, size_t tokens, uint32_t cols, size_t from, const float *x, size_t ldx, size_t n)
+{
+    size_t slice = slice_width(cols), at = from / slice * slice * l->max_tokens + t * slice + from % slice;
+    bool bf16 = in_bf16(l, cols);
+    for (size_t i = 0; i < tokens; i++, at += slice, x += ldx)
+        if (bf16)
+            l->k->f32_to_bf16(x, (uint16_t *)input + at, n);
+        else
+            memcpy((float *)input + at, x, n * sizeof(float));
+}
+
+void eng_linear_input(eng_linear *l, uint32_t t, const float *x, uint32_t cols)
+{
+    size_t slice = slice_width(cols);
+    for (size_t from = 0; from < cols; from += slice)
+        put(l, l->input, t, 1, cols, from, x + from, 0, min_size(slice, cols - from));
+}
+
+static void input_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const product *p = ctx;
-    size_t cols = p->w[0]->cols, at = (size_t)task * p->tokens, end = min_size(at + p->tokens, p->n_tokens);
+    uint32_t cols = p->w[0]->cols, at = task * p->tokens, end = (uint32_t)min_size((size_t)at + p->tokens, p->n_tokens);
     for (; at < end; at++)
-        for (size_t from = 0; from < cols; from += p->slice)
-            p->l->k->f32_to_bf16(p->x + at * cols + from, p->l->bf16 + from * p->n_tokens + at * p->slice, min_size(p->slice, cols - from));
+        eng_linear_input(p->l, at, p->x + (size_t)at * cols, cols);
 }
 
-/* Packs the slice of k that begins at `from` of one panel's rows, and multiplies `tokens` inputs with it. */
-static void multiply_panel(const product *p, const scratch *s, uint32_t index, uint32_t from, size_t at, size_t tokens)
+/* ---- prefill: products ------------------------------------------------------------------------------------------ */
+
+/* Multiplies `tokens` inputs from `at` on with the slice of k that begins at `from` of some rows of a weight. */
+static void multiply(const product *p, const scratch *s, const eng_weight *w, uint32_t row, uint32_t rows, uint32_t from, size_t at,
+                     size_t tokens, float *c, size_t ldc)
+{
+    const eng_linear *l = p->l;
+    size_t n = min_size(p->slice, w->cols - from), a = (size_t)from * l->max_tokens + at * p->slice;
+    const char *data = (const char *)w->data + (size_t)row * w->row_bytes + from / eng_types[w->type].block * eng_types[w->type].bytes;
+    if (p->bf16) {
+        l->k->pack_bf16(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
+        l->k->gemm_bf16(c, ldc, (const uint16_t *)l->input + a, p->slice, s->panel, tokens, rows, n, from > 0);
+    } else {
+        l->k->pack_f32(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
+        l->k->gemm_f32(c, ldc, (const float *)l->input + a, p->slice, s->panel, ENG_NR, tokens, rows, n, from > 0);
+    }
+}
+
+/* What is left to do with a panel's outputs, c [tokens][ENG_NR] (two of them, one after the other, where they are gated). */
+static void finish(const product *p, uint32_t weight, uint32_t row, uint32_t rows, size_t at, size_t tokens, float *c)
 {
     const eng_kernels *k = p->l->k;
-    uint32_t i, row, rows = find_rows(p, index, &i, &row);
-    const eng_weight *w = p->w[i];
-    size_t cols = w->cols, n = min_size(p->slice, cols - from);
-    const char *data = (const char *)w->data + (size_t)row * w->row_bytes + from / eng_types[w->type].block * eng_types[w->type].bytes;
-    float *c = p->y[i] + at * w->rows + row;
-    if (p->bf16) {
-        k->pack_bf16(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
-        k->gemm_bf16(c, w->rows, p->l->bf16 + (size_t)from * p->n_tokens + at * p->slice, p->slice, s->panel, tokens, rows, n, from > 0);
-    } else {
-        k->pack_f32(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
-        k->gemm_f32(c, w->rows, p->x + at * cols + from, cols, s->panel, ENG_NR, tokens, rows, n, from > 0);
+    size_t stride = p->w[weight]->rows;
+    if (p->output == ADD) {
+        for (size_t t = 0; t < tokens; t++)
+            k->add(p->y[weight] + (at + t) * stride + row, c + t * ENG_NR, rows);
+    } else if (p->output == GATE) {
+        const float *up = c + tokens * ENG_NR;
+        if (rows == ENG_NR)
+            p->gate(c, c, up, tokens * ENG_NR);
+        else
+            for (size_t t = 0; t < tokens; t++)
+                p->gate(c + t * ENG_NR, c + t * ENG_NR, up + t * ENG_NR, rows);
+        put(p->l, p->l->next, at, tokens, (uint32_t)stride, row, c, ENG_NR, rows);
     }
 }
 
@@ -214,35 +265,71 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     const product *p = ctx;
     const scratch *s = &p->l->workers[worker];
     uint64_t run = task / p->n_blocks, panels = p->first[p->n];
-    uint32_t lo = (uint32_t)(run * panels / p->n_runs), hi = (uint32_t)((run + 1) * panels / p->n_runs);
+    uint32_t lo = (uint32_t)(run * panels / p->n_runs), hi = (uint32_t)((run + 1) * panels / p->n_runs), i, row;
     size_t at = (size_t)(task % p->n_blocks) * p->tokens, tokens = min_size(p->tokens, p->n_tokens - at);
+    size_t each = tokens * ENG_NR, step = p->output == GATE ? 2 * each : each;
     for (uint32_t from = 0; from < p->w[0]->cols; from += p->slice)
-        for (uint32_t i = lo; i < hi; i++)
-            multiply_panel(p, s, i, from, at, tokens);
+        for (uint32_t j = lo; j < hi; j++) {
+            uint32_t rows = find_rows(p, j, &i, &row);
+            float *c = s->c + (j - lo) * step;
+            if (p->output == STORE)
+                multiply(p, s, p->w[i], row, rows, from, at, tokens, p->y[i] + at * p->w[i]->rows + row, p->w[i]->rows);
+            else
+                multiply(p, s, p->w[i], row, rows, from, at, tokens, c, ENG_NR);
+            if (p->output == GATE)
+                multiply(p, s, p->w[1], row, rows, from, at, tokens, c + each, ENG_NR);
+        }
+    for (uint32_t j = lo; j < hi && p->output != STORE; j++) {
+        uint32_t rows = find_rows(p, j, &i, &row);
+        finish(p, i, row, rows, at, tokens, s->c + (j - lo) * step);
+    }
+}
+
+static void run(product *p)
+{
+    eng_linear *l = p->l;
+    if (!p->n_tokens)
+        return;
+    uint32_t cols = p->w[0]->cols, threads = eng_pool_threads(l->pool);
+    if (p->x) {
+        p->tokens = p->n_tokens / (threads * 2) + 1;
+        eng_pool_run(l->pool, input_task, p, (p->n_tokens + p->tokens - 1) / p->tokens);
+    }
+    p->rows = ENG_NR;
+    p->slice = slice_width(cols);
+    p->bf16 = in_bf16(l, cols);
+    uint32_t panels = cut_rows(p), want = threads == 1 || !panels ? 1 : threads * 4 / panels + 1;
+    p->n_blocks = p->n_tokens / MIN_TOKENS < want ? p->n_tokens / MIN_TOKENS : want;
+    if (!p->n_blocks)
+        p->n_blocks = 1;
+    p->tokens = (p->n_tokens + p->n_blocks - 1) / p->n_blocks;
+    p->n_blocks = (p->n_tokens + p->tokens - 1) / p->tokens;
+    /* Inputs that come from beyond the L2 cache are used for several panels each time; every thread gets the same number of runs. */
+    p->n_runs = panels;
+    if ((size_t)cols * p->tokens * (p->bf16 ? 2 : 4) > L2_INPUT) {
+        uint32_t most = p->output == GATE ? MAX_PANELS / 2 : MAX_PANELS;
+        p->n_runs = (uint32_t)min_size((panels + most * threads - 1) / (most * threads) * threads, panels);
+    }
+    eng_pool_run(l->pool, prefill_task, p, p->n_runs * p->n_blocks);
 }
 
 void eng_linear_prefill(eng_linear *l, const eng_weight *const *w, float *const *y, uint32_t n, const float *x, uint32_t n_tokens)
 {
-    if (!n_tokens)
-        return;
-    uint32_t cols = w[0]->cols, threads = eng_pool_threads(l->pool);
-    product p = {.l = l, .w = w, .y = y, .x = x, .n = n, .n_tokens = n_tokens, .rows = ENG_NR, .slice = slice_width(cols)};
-    p.bf16 = l->bf16 && cols % 2 == 0; /* the bf16 kernels take pairs */
-    if (p.bf16) {
-        p.tokens = n_tokens / (threads * 2) + 1;
-        eng_pool_run(l->pool, convert_task, &p, (n_tokens + p.tokens - 1) / p.tokens);
-    }
-    uint32_t panels = cut_rows(&p), want = threads == 1 || !panels ? 1 : threads * 4 / panels + 1;
-    p.n_blocks = n_tokens / MIN_TOKENS < want ? n_tokens / MIN_TOKENS : want;
-    if (!p.n_blocks)
-        p.n_blocks = 1;
-    p.tokens = (n_tokens + p.n_blocks - 1) / p.n_blocks;
-    p.n_blocks = (n_tokens + p.tokens - 1) / p.tokens;
-    /* Inputs that come from beyond the L2 cache are used for several panels each time; every thread gets the same number of runs. */
-    p.n_runs = panels;
-    if ((size_t)cols * p.tokens * (p.bf16 ? 2 : 4) > L2_INPUT) {
-        p.n_runs = (panels + MAX_PANELS * threads - 1) / (MAX_PANELS * threads) * threads;
-        p.n_runs = (uint32_t)min_size(p.n_runs, panels);
-    }
-    eng_pool_run(l->pool, prefill_task, &p, p.n_runs * p.n_blocks);
+    product p = {.l = l, .w = w, .y = y, .x = x, .n = n, .n_tokens = n_tokens, .output = STORE};
+    run(&p);
+}
+
+void eng_linear_prefill_add(eng_linear *l, const eng_weight *w, float *y, const float *x, uint32_t n_tokens)
+{
+    product p = {.l = l, .w = &w, .y = &y, .x = x, .n = 1, .n_tokens = n_tokens, .output = ADD};
+    run(&p);
+}
+
+void eng_linear_prefill_gated(eng_linear *l, const eng_weight *gate, const eng_weight *up, eng_gate_fn *fn, const float *x, uint32_t n_tokens)
+{
+    product p = {.l = l, .w = (const eng_weight *const[]){gate, up}, .x = x, .n = 1, .n_tokens = n_tokens, .output = GATE, .gate = fn};
+    run(&p);
+    void *made = l->next;
+    l->next = l->input;
+    l->input = made;
 }

@@ -19,8 +19,8 @@ struct eng_moe {
     uint32_t *first;    /* [n_expert + 1] where an expert's tokens begin in `rows` */
     uint32_t *rows;     /* [n_chunk n_expert_used] token numbers, by expert */
     float *row_weight;  /* the same, their weights */
-    float *x, *y, *sum; /* [n_chunk][n_embd] inputs and outputs of one expert's tokens; of all experts, by token */
-    float *gate, *up;   /* [n_chunk][n_ff_expert] */
+    float *y, *sum;     /* [n_chunk][n_embd] outputs of one expert's tokens; of all experts, by token */
+    float *gate, *up;   /* [n_ff_expert] of one token: decode */
 
     /* of the call */
     const eng_layer *w;
@@ -45,11 +45,10 @@ int eng_moe_new(const eng_model *m, const eng_kernels *k, eng_pool *pool, eng_li
         {&moe->first, m->n_expert + (size_t)1},
         {&moe->rows, pairs},
         {&moe->row_weight, pairs},
-        {&moe->x, n * m->n_embd},
         {&moe->y, n * m->n_embd},
         {&moe->sum, n * m->n_embd},
-        {&moe->gate, n * m->n_ff_expert},
-        {&moe->up, n * m->n_ff_expert},
+        {&moe->gate, m->n_ff_expert},
+        {&moe->up, m->n_ff_expert},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) { /* all elements have 4 bytes */
         size_t bytes = (parts[i].count * sizeof(float) + 63) & ~(size_t)63;
@@ -70,7 +69,7 @@ void eng_moe_free(eng_moe *moe)
     if (!moe)
         return;
     void *parts[] = {moe->logits, moe->chosen, moe->weight, moe->first, moe->rows, moe->row_weight,
-                     moe->x,      moe->y,      moe->sum,    moe->gate,  moe->up};
+                     moe->y,      moe->sum,    moe->gate,   moe->up};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(moe);
@@ -138,14 +137,8 @@ static void group_by_expert(eng_moe *moe, uint32_t n)
 
 static void gather_row(eng_moe *moe, uint32_t i)
 {
-    size_t n = moe->m->n_embd;
-    memcpy(moe->x + i * n, moe->h + moe->rows[moe->at + i] * n, n * sizeof *moe->x);
-}
-
-static void gate_row(eng_moe *moe, uint32_t i)
-{
-    size_t n = moe->m->n_ff_expert;
-    moe->k->silu_mul(moe->gate + i * n, moe->gate + i * n, moe->up + i * n, n);
+    uint32_t n = moe->m->n_embd;
+    eng_linear_input(moe->linear, i, moe->h + (size_t)moe->rows[moe->at + i] * n, n);
 }
 
 static void scatter_row(eng_moe *moe, uint32_t i)
@@ -183,14 +176,22 @@ static eng_weight expert(const eng_weight *all, uint32_t e)
     return w;
 }
 
-static void product(const eng_moe *moe, bool decode, const eng_weight *const *w, float *const *y, uint32_t n_weights, const float *x)
+/* The chosen expert on its tokens: from their rows of h to y. Decode has one token. */
+static void run_expert(eng_moe *moe, const eng_weight *gate, const eng_weight *up, const eng_weight *down, bool decode)
 {
-    if (decode)
-        eng_linear_decode(moe->linear, w, y, n_weights, x);
-    else
-        eng_linear_prefill(moe->linear, w, y, n_weights, x, moe->n);
+    const eng_kernels *k = moe->k;
+    if (decode) {
+        eng_linear_decode(moe->linear, (const eng_weight *const[]){gate, up}, (float *const[]){moe->gate, moe->up}, 2, moe->h);
+        k->silu_mul(moe->gate, moe->gate, moe->up, moe->m->n_ff_expert);
+        eng_linear_decode(moe->linear, &down, &moe->y, 1, moe->gate);
+    } else {
+        each_row(moe, gather_row, moe->n);
+        eng_linear_prefill_gated(moe->linear, gate, up, k->silu_mul, NULL, moe->n);
+        eng_linear_prefill(moe->linear, &down, &moe->y, 1, NULL, moe->n);
+    }
 }
 
+/* h: n == 1 in decode. */
 void eng_moe_run(eng_moe *moe, const eng_layer *w, bool decode, float *h, uint32_t n)
 {
     size_t bytes = (size_t)n * moe->m->n_embd * sizeof *h;
@@ -205,10 +206,7 @@ void eng_moe_run(eng_moe *moe, const eng_layer *w, bool decode, float *h, uint32
         if (!moe->n)
             continue;
         eng_weight gate = expert(&w->w_gate, e), up = expert(&w->w_up, e), down = expert(&w->w_down, e);
-        each_row(moe, gather_row, moe->n);
-        product(moe, decode, (const eng_weight *const[]){&gate, &up}, (float *const[]){moe->gate, moe->up}, 2, moe->x);
-        each_row(moe, gate_row, moe->n);
-        product(moe, decode, (const eng_weight *const[]){&down}, (float *const[]){moe->y}, 1, moe->gate);
+        run_expert(moe, &gate, &up, &down, decode);
         each_row(moe, scatter_row, moe->n);
     }
     memcpy(h, moe->sum, bytes);

@@ -143,6 +143,43 @@ static void check_prefill(const rig *a, const rig *b, t_rng *rng, eng_type t, ui
     t_arena_reset();
 }
 
+/* The products that end otherwise, against the plain ones and the kernels they use: y += W x, and the gated input of the next product. A token's
+ * bits are the same alone, and with other threads. */
+static void check_endings(const rig *a, const rig *b, t_rng *rng, eng_type t, uint32_t ff, uint32_t tokens)
+{
+    const uint32_t rows[3] = {ff, ff, 70}, cols = 64;
+    group g = group_new(rng, (const eng_type[3]){t, t, ENG_F16}, rows, 2, eng_types[t].block == 256 ? 256 : cols, tokens);
+    eng_weight down = weight_new(rng, ENG_F16, rows[2], ff);
+    size_t n = (size_t)tokens * ff, n_y = (size_t)tokens * rows[2];
+    float *x = t_randoms(rng, (size_t)tokens * g.cols), *gated = t_floats(n), *y = t_floats(n_y), *begin = t_randoms(rng, n_y);
+    float *sum = t_floats(n_y), *again = t_floats(n_y), alone[70];
+    const eng_kernels *k = a->k;
+    const eng_weight *const p_down = &down;
+
+    eng_linear_prefill(a->l, weights(&g), g.y, 2, x, tokens);
+    k->silu_mul(gated, g.y[0], g.y[1], n);
+    eng_linear_prefill(a->l, &p_down, &y, 1, gated, tokens);
+    eng_linear_prefill_gated(a->l, &g.w[0], &g.w[1], k->silu_mul, x, tokens);
+    memcpy(sum, begin, n_y * sizeof(float));
+    eng_linear_prefill_add(a->l, &down, sum, NULL, tokens);
+    for (size_t i = 0; i < n_y; i++)
+        y[i] += begin[i];
+    t_same("gated, added", k->name, sum, y, n_y * sizeof(float));
+
+    memcpy(again, begin, n_y * sizeof(float));
+    eng_linear_prefill_gated(b->l, &g.w[0], &g.w[1], k->silu_mul, x, tokens);
+    eng_linear_prefill_add(b->l, &down, again, NULL, tokens);
+    t_same("gated, added, with other threads", k->name, again, sum, n_y * sizeof(float));
+    for (uint32_t at = 0; at < tokens; at += 1 + tokens / 4) {
+        memcpy(alone, begin + (size_t)at * rows[2], sizeof alone);
+        eng_linear_input(a->l, 0, x + (size_t)at * g.cols, g.cols);
+        eng_linear_prefill_gated(a->l, &g.w[0], &g.w[1], k->silu_mul, NULL, 1);
+        eng_linear_prefill_add(a->l, &down, alone, NULL, 1);
+        t_same("gated, added, alone", k->name, alone, sum + (size_t)at * rows[2], sizeof alone);
+    }
+    t_arena_reset();
+}
+
 static void check_all(bool f32)
 {
     static const uint32_t tokens[] = {1, 2, 5, 12, 13, 47, 97, MAX_TOKENS};
@@ -162,6 +199,12 @@ static void check_all(bool f32)
                 check_prefill(&a, &b, &rng, t, 38, 14);
                 check_prefill(&a, &b, &rng, t, 1, 3);
             }
+        }
+        /* widths that end inside a panel, in whole slices, in a short one */
+        static const uint32_t widths[] = {33, 38, 256, 320, 352, MAX_COLS};
+        for (size_t i = 0; i < COUNT(widths); i++) {
+            check_endings(&a, &b, &rng, ENG_Q4_1, widths[i], tokens[i + 1]);
+            check_endings(&a, &b, &rng, ENG_Q6_K, widths[i], tokens[7 - i]);
         }
         eng_linear_prefill(a.l, NULL, NULL, 0, NULL, 0);
         rig_free(&a);
