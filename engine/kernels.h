@@ -39,7 +39,7 @@ typedef struct {
      * bf16 at a multiple of 32, gives the same bits). ldb: stride of the f32 panel's rows (ENG_NR for packed ones). */
     void (*gemm_f32)(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
                      bool accumulate);
-    /* NULL where the CPU has no bf16 dot product: the engine then uses gemm_f32. */
+    /* NULL where the CPU has no bf16 dot product, or a slow one: the engine then uses gemm_f32. */
     void (*gemm_bf16)(float *c, size_t ldc, const uint16_t *a, size_t lda, const uint16_t *panel, size_t m, size_t n, size_t k,
                       bool accumulate);
     void (*f32_to_bf16)(const float *x, uint16_t *out, size_t n); /* round to nearest even; denormals may become 0 */

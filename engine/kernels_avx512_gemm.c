@@ -56,7 +56,8 @@ INLINE void store_transposed(uint32_t *out, const uint32_t *in, size_t step, siz
             _mm512_storeu_si512(out + i * ENG_NR, v[i]);
 }
 
-/* 16 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. */
+/* 16 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. What is likely to be packed next, the same rows'
+ * next k elements, is asked for on the way: a slice of a row is too short for the hardware's prefetchers to see. */
 INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
 {
     for (size_t half = 0; half < ENG_NR; half += 16) {
@@ -64,10 +65,12 @@ INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const c
         stored_scales s[16];
         size_t have = rows > half ? rows - half : 0;
         have = have > 16 ? 16 : have;
+        const size_t next = (t < ENG_Q8_0) ? k * block_bytes(t) : k / (is_super(t) ? 256 : 32) * block_bytes(t);
         for (size_t i = 0; i < k; i += 32) {
             size_t left = k - i < 32 ? k - i : 32;
             for (size_t r = 0; r < have; r++) {
                 const char *row = w + (half + r) * row_bytes;
+                _mm_prefetch(row + next + ((t < ENG_Q8_0) ? i * block_bytes(t) : is_super(t) ? i / 32 * (block_bytes(t) / 8) : i / 32 * block_bytes(t)), _MM_HINT_T1);
                 __m512 v[2];
                 if (is_super(t) && i % 256 == 0)
                     store_scales(t, block_at(t, row, i), &s[r]);
@@ -138,11 +141,29 @@ INLINE __m512i broadcast(const char *p)
     return _mm512_set1_epi32(v);
 }
 
-/* mr (up to 12) rows of A by 32 outputs. All strides in bytes. `steps` dwords of A a row. Rows are reached from every fourth one by scaled
- * indices, so that all pointers fit in registers. */
+/* One dword of k: mr rows of A by 32 outputs. p: every fourth row, the others are reached by scaled indices, so that all pointers fit in
+ * registers; at: bytes beyond p. */
+INLINE void tile_step(const bool bf16, const int mr, __m512 acc[12][2], const char *const *p, const size_t lda, const size_t at, __m512 b0, __m512 b1)
+{
+#pragma GCC unroll 12
+    for (int i = 0; i < mr; i++) {
+        const char *q = p[i / 4] + at;
+        __m512i v = broadcast(i % 4 == 0 ? q : i % 4 == 1 ? q + lda : i % 4 == 2 ? q + 2 * lda : q + 3 * lda);
+        if (bf16) {
+            acc[i][0] = _mm512_dpbf16_ps(acc[i][0], (__m512bh)v, (__m512bh)b0);
+            acc[i][1] = _mm512_dpbf16_ps(acc[i][1], (__m512bh)v, (__m512bh)b1);
+        } else {
+            acc[i][0] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), b0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), b1, acc[i][1]);
+        }
+    }
+}
+
+/* mr (up to 12) rows of A by 32 outputs. All strides in bytes. `steps` dwords of A a row. */
 INLINE void tile(const bool bf16, const int mr, char *c, size_t ldc, const char *a, size_t lda, const char *b, size_t ldb, size_t n,
                  size_t steps, bool accumulate)
 {
+    enum { UNROLL = 4 }; /* scalar instructions compete with products for ports */
     __m512 acc[12][2];
     __mmask16 m0 = tail16(n), m1 = n > 16 ? tail16(n - 16) : 0;
 #pragma GCC unroll 12
@@ -151,26 +172,19 @@ INLINE void tile(const bool bf16, const int mr, char *c, size_t ldc, const char 
         acc[i][0] = _mm512_maskz_loadu_ps(accumulate ? m0 : 0, row);
         acc[i][1] = _mm512_maskz_loadu_ps(accumulate ? m1 : 0, row + 16);
     }
-    size_t lda3 = 3 * lda;
     const char *p[3] = {a, a + (mr > 4 ? 4 * lda : 0), a + (mr > 8 ? 8 * lda : 0)};
-    for (size_t l = 0; l < steps; l++) {
-        __m512 b0 = _mm512_maskz_loadu_ps(m0, b), b1 = _mm512_maskz_loadu_ps(m1, b + 64);
-#pragma GCC unroll 12
-        for (int i = 0; i < mr; i++) {
-            const char *q = p[i / 4];
-            __m512i v = broadcast(i % 4 == 0 ? q : i % 4 == 1 ? q + lda : i % 4 == 2 ? q + 2 * lda : q + lda3);
-            if (bf16) {
-                acc[i][0] = _mm512_dpbf16_ps(acc[i][0], (__m512bh)v, (__m512bh)b0);
-                acc[i][1] = _mm512_dpbf16_ps(acc[i][1], (__m512bh)v, (__m512bh)b1);
-            } else {
-                acc[i][0] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), b0, acc[i][0]);
-                acc[i][1] = _mm512_fmadd_ps(_mm512_castsi512_ps(v), b1, acc[i][1]);
-            }
-        }
-        p[0] += 4;
-        p[1] += 4;
-        p[2] += 4;
-        b += ldb;
+    size_t l = 0;
+    for (; l + UNROLL <= steps; l += UNROLL) {
+#pragma GCC unroll 4
+        for (size_t u = 0; u < UNROLL; u++, b += ldb)
+            tile_step(bf16, mr, acc, p, lda, 4 * u, _mm512_maskz_loadu_ps(m0, b), _mm512_maskz_loadu_ps(m1, b + 64));
+        for (int i = 0; i < 3; i++)
+            p[i] += 4 * UNROLL;
+    }
+    for (; l < steps; l++, b += ldb) {
+        tile_step(bf16, mr, acc, p, lda, 0, _mm512_maskz_loadu_ps(m0, b), _mm512_maskz_loadu_ps(m1, b + 64));
+        for (int i = 0; i < 3; i++)
+            p[i] += 4;
     }
 #pragma GCC unroll 12
     for (int i = 0; i < mr; i++) {

@@ -14,26 +14,30 @@
 
 #define EPS 0x1p-24 /* half an ulp of float32: the relative error of one rounding */
 
-enum { T_AVX512_NO_BF16 = ENG_CPU_AMX + 1 }; /* a table of the tests: what an AVX-512 machine without BF16 gets */
+/* Tables of the tests: what AVX-512 machines without BF16, and with it, may get. */
+enum { T_AVX512_NO_BF16 = ENG_CPU_AMX + 1, T_AVX512_BF16 };
 
 /* Loops over the kernel levels this machine has. */
 #define FOR_LEVELS(k)                                                                                                                      \
-    for (int level_ = ENG_CPU_SCALAR; level_ <= T_AVX512_NO_BF16; level_++)                                                                \
+    for (int level_ = ENG_CPU_SCALAR; level_ <= T_AVX512_BF16; level_++)                                                                   \
         for (const eng_kernels *k = t_level(level_); k; k = NULL)
 
 static inline const eng_kernels *t_level(int level)
 {
     const eng_kernels *k;
     char err[200];
-    if (eng_kernels_get(level == T_AVX512_NO_BF16 ? ENG_CPU_AVX512 : (eng_cpu)level, &k, err, sizeof err))
+    if (eng_kernels_get(level > ENG_CPU_AMX ? ENG_CPU_AVX512 : (eng_cpu)level, &k, err, sizeof err))
         return NULL;
 #if defined(__x86_64__)
-    static eng_kernels without;
-    if (level == T_AVX512_NO_BF16) {
-        eng_kernels_scalar(&without);
-        eng_kernels_avx2(&without);
-        eng_kernels_avx512(&without, false);
-        return &without;
+    static eng_kernels tables[2];
+    if (level == T_AVX512_BF16 && !__builtin_cpu_supports("avx512bf16"))
+        return NULL;
+    if (level > ENG_CPU_AMX) {
+        eng_kernels *table = &tables[level == T_AVX512_BF16];
+        eng_kernels_scalar(table);
+        eng_kernels_avx2(table);
+        eng_kernels_avx512(table, level == T_AVX512_BF16);
+        return table;
     }
 #endif
     return k;
@@ -47,9 +51,8 @@ static inline void t_skip_lines(void)
     for (int l = ENG_CPU_SCALAR; l <= ENG_CPU_AMX; l++)
         if (eng_kernels_get((eng_cpu)l, &k, err, sizeof err))
             printf("SKIP level %s: %s\n", names[l], err);
-    const eng_kernels *best = t_level(ENG_CPU_AVX512);
-    if (!best || !best->gemm_bf16)
-        printf("SKIP gemm_bf16: this machine has no AVX-512 BF16\n");
+    if (!t_level(T_AVX512_BF16))
+        printf("SKIP AVX-512's gemm_bf16: this machine has no AVX-512 BF16\n");
 }
 
 /* `bytes` that end where an unreadable page begins: a kernel that reads or writes past a buffer dies. Never aligned better than its size
