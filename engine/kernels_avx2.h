@@ -109,14 +109,6 @@ INLINE void store_sums(float *out, const __m256 *acc, const int n)
         *out = _mm_cvtss_f32(sum4(acc[0], acc[0], acc[0], acc[0]));
 }
 
-/* Asks for the next stretch of weights, `bytes` of it; rows follow each other in memory. Never faults. */
-INLINE void prefetch_ahead(const char *p, size_t bytes)
-{
-    enum { AHEAD = 16384 };
-    for (size_t i = 0; i < bytes; i += 64)
-        _mm_prefetch(p + AHEAD + i, _MM_HINT_T0);
-}
-
 /* e^x within 2 ulp for x in [-87.336, 88]; clamped to these ends outside; NaN stays NaN. Cody and Waite's reduction, Cephes' polynomial. */
 INLINE __m256 exp8(__m256 x)
 {

@@ -98,15 +98,6 @@ INLINE __m512i raised_iq4_values(__m512i q)
             ROWS(T, 1, y + r, (const char *)w + r * row_bytes, row_bytes, x, n);                                                           \
     }
 
-/* Asks for the next stretch of weights, `bytes` of it. Rows follow each other in memory, and the hardware's own prefetchers,
- * which stop at page ends, reach about half of the memory bandwidth. Never faults. */
-INLINE void prefetch_ahead(const char *p, size_t bytes)
-{
-    enum { AHEAD = 16384 };
-    for (size_t i = 0; i < bytes; i += 64)
-        _mm_prefetch(p + AHEAD + i, _MM_HINT_T0);
-}
-
 /* e^x within 2 ulp for results that are normal numbers; +inf above, denormals and 0 below; NaN stays NaN. Cody and Waite's reduction,
  * Cephes' polynomial. */
 INLINE __m512 exp16(__m512 x)
