@@ -21,7 +21,7 @@ enum {
     PIECE_BLOCKS = 32,
 };
 
-typedef enum { RUN_BEGIN, RUN_TRAIN, RUN_ASSIGN, RUN_ORDER, RUN_SUM } run_stage;
+typedef enum { RUN_BEGIN, RUN_BYTES, RUN_TRAIN, RUN_ASSIGN, RUN_ORDER, RUN_SUM } run_stage;
 
 struct idx_codes_build {
     uint8_t *memory; /* the caller's, for the arena; NULL: its own */
@@ -32,11 +32,13 @@ struct idx_codes_build {
     float *mean;  /* [dim_pad] */
 
     /* the run at hand: rows [lo, hi) */
-    uint32_t run, lo, hi, n_cent, n_cent_pad, n_sample, round;
+    uint32_t quads, run, lo, hi, n_cent, n_cent_pad, stride, round;
     run_stage stage;
-    float *sample;       /* [.. + 16][dim_pad] */
-    float *panel, *half; /* [dim][n_cent_pad], [n_cent_pad] */
-    float *sums;         /* [n_cent][dim_pad] */
+    float inverse;       /* 1 / unit of the values' bytes */
+    int8_t *bytes;       /* [hi - lo + 16][4 * quads]: the values */
+    uint8_t *panel;      /* [n_cent_pad / 16][quads][16][4]: centroids in half units, and 128 */
+    int32_t *half;       /* [n_cent_pad]: their squared norms, in units squared */
+    int32_t *sums;       /* [n_cent][4 * quads] */
     uint32_t *counts;    /* [n_cent + 1] */
     uint32_t *assigned;  /* [hi - lo + 16] */
     uint32_t *order;     /* [hi - lo + 16]: rows */
@@ -116,36 +118,38 @@ size_t idx_codes_max_bytes(uint32_t n, uint32_t dim)
 
 /* ---- clusters of one run ---------------------------------------------------------------------------------------- */
 
-static bool all_finite(const float *x, uint32_t n)
-{
-    float sum = 0;
-    for (uint32_t i = 0; i < n; i++)
-        sum += fabsf(x[i]);
-    return sum < INFINITY;
-}
-
 /* Values that aren't finite would be in every estimate; they count as 0. */
 static void load_values(const idx_builder *b, float *dst, const uint32_t *ids, uint32_t first, uint32_t n)
 {
     b->k->widen(dst, &b->codes->values, ids, first, n);
     for (uint32_t i = 0; i < n; i++)
-        if (!all_finite(dst + (size_t)i * b->dim_pad, b->keys.dim))
+        if (!idx_usable(dst + (size_t)i * b->dim_pad, b->dim_pad))
             memset(dst + (size_t)i * b->dim_pad, 0, (size_t)b->dim_pad * 4);
 }
 
-static void set_centroid(idx_builder *b, uint32_t c, const float *v, float scale)
+/* The unit of the values' bytes: a sixteenth of their root mean square over some rows, so that what is cut off, at 63, is rare and rounding is small beside the
+ * distances between values. Clusters need no more. */
+static float value_inverse(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
-    float norm = 0;
-    for (uint32_t j = 0; j < b->keys.dim; j++) {
-        float x = v[j] * scale;
-        s->panel[(size_t)j * s->n_cent_pad + c] = x;
-        norm += x * x;
+    enum { ROWS = 512 };
+    uint32_t n = s->hi - s->lo, step = n < ROWS ? 1 : n / ROWS, rows = 0;
+    double squares = 0;
+    for (uint32_t i = 0; i < n; i += step, rows++) {
+        load_values(b, s->rows, NULL, s->lo + i, 1);
+        float lane[16] = {0}, sum = 0;
+        for (uint32_t j = 0; j < b->dim_pad; j += 16)
+            for (uint32_t l = 0; l < 16; l++)
+                lane[l] += s->rows[j + l] * s->rows[j + l];
+        for (uint32_t l = 0; l < 16; l++)
+            sum += lane[l];
+        squares += (double)sum;
     }
-    s->half[c] = norm / 2;
+    double rms = sqrt(squares / rows / b->keys.dim);
+    float inverse = rms > 0 ? (float)(16 / rms) : 0;
+    return inverse < INFINITY ? inverse : 0;
 }
 
-/* The sample, and its evenly spaced members as first centroids. */
 static void run_begin(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
@@ -153,44 +157,91 @@ static void run_begin(idx_builder *b)
     uint32_t n = s->hi - s->lo;
     s->n_cent = (n + IDX_CLUSTER - 1) / IDX_CLUSTER;
     s->n_cent_pad = (s->n_cent + 15) & ~15u;
-    s->n_sample = n < s->n_cent * SAMPLE ? n : s->n_cent * SAMPLE;
-    memset(s->panel, 0, (size_t)b->keys.dim * s->n_cent_pad * 4);
-    for (uint32_t c = s->n_cent; c < s->n_cent_pad; c++)
-        s->half[c] = INFINITY;
-    for (uint32_t i = 0; i < s->n_sample; i++)
-        load_values(b, s->sample + (size_t)i * b->dim_pad, NULL, s->lo + (uint32_t)((uint64_t)i * n / s->n_sample), 1);
-    for (uint32_t c = 0; c < s->n_cent; c++)
-        set_centroid(b, c, s->sample + (size_t)((uint64_t)c * s->n_sample / s->n_cent) * b->dim_pad, 1);
+    s->stride = n / (s->n_cent * SAMPLE);
+    s->stride += !s->stride;
+    s->inverse = value_inverse(b);
     s->round = 0;
+    s->stage = RUN_BYTES;
+    b->sub = 0;
+}
+
+static void set_centroid(idx_builder *b, uint32_t c, const float *v)
+{
+    struct idx_codes_build *s = b->codes;
+    uint8_t *to = s->panel + (size_t)(c / IDX_BLOCK) * s->quads * 64 + c % IDX_BLOCK * 4;
+    int32_t norm = 0;
+    for (uint32_t j = 0; j < 4 * s->quads; j++) {
+        int32_t x = (int32_t)lrintf(2 * v[j]);
+        to[(size_t)(j / 4) * 64 + j % 4] = (uint8_t)(128 + x);
+        norm += x * x;
+    }
+    s->half[c] = norm / 4;
+}
+
+/* The run's values as bytes. sub: next row. At the end, evenly spaced rows become the first centroids. */
+static void run_bytes(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t n = s->hi - s->lo, end = n - b->sub < 4 * PIECE_ROWS ? n : b->sub + 4 * PIECE_ROWS, width = 4 * s->quads;
+    for (uint32_t i = b->sub; i < end; i += IDX_BLOCK) {
+        uint32_t part = end - i < IDX_BLOCK ? end - i : IDX_BLOCK;
+        load_values(b, s->rows, NULL, s->lo + i, part);
+        for (uint32_t r = 0; r < part; r++) {
+            const float *v = s->rows + (size_t)r * b->dim_pad;
+            int8_t *to = s->bytes + (size_t)(i + r) * width;
+            for (uint32_t j = 0; j < width; j++) {
+                float x = v[j] * s->inverse;
+                x = x < 63 ? x : 63;
+                x = x > -63 ? x : -63;
+                to[j] = (int8_t)idx_round(x);
+            }
+        }
+    }
+    b->sub = end;
+    if (end < n)
+        return;
+    memset(s->panel, 128, (size_t)s->n_cent_pad * width);
+    for (uint32_t c = s->n_cent; c < s->n_cent_pad; c++)
+        s->half[c] = INT32_MAX / 2; /* no centroid */
+    for (uint32_t c = 0; c < s->n_cent; c++) {
+        const int8_t *row = s->bytes + (uint64_t)c * n / s->n_cent * width;
+        float *v = s->rows;
+        for (uint32_t j = 0; j < width; j++)
+            v[j] = row[j];
+        set_centroid(b, c, v);
+    }
     s->stage = RUN_TRAIN;
     b->sub = 0;
 }
 
-/* Lloyd's rounds over the sample. sub: next sampled row. A centroid that nothing is nearest to stays. */
+/* Lloyd's rounds over every stride-th block of rows. sub: next row. A centroid that nothing is nearest to stays. */
 static void run_train(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
-    uint32_t dim_pad = b->dim_pad, end = s->n_sample - b->sub < PIECE_ROWS ? s->n_sample : b->sub + PIECE_ROWS, near[IDX_BLOCK];
+    uint32_t n = s->hi - s->lo, width = 4 * s->quads, near[IDX_BLOCK];
     if (!b->sub) {
-        memset(s->sums, 0, (size_t)s->n_cent * dim_pad * 4);
+        memset(s->sums, 0, (size_t)s->n_cent * width * 4);
         memset(s->counts, 0, ((size_t)s->n_cent + 1) * 4);
     }
-    for (uint32_t i = b->sub; i < end; i += IDX_BLOCK) {
-        b->k->nearest(s->sample + (size_t)i * dim_pad, b->keys.dim, s->panel, s->half, s->n_cent_pad, near);
-        for (uint32_t r = 0; r < IDX_BLOCK && i + r < end; r++) {
-            float *to = s->sums + (size_t)near[r] * dim_pad;
-            const float *v = s->sample + (size_t)(i + r) * dim_pad;
-            for (uint32_t j = 0; j < dim_pad; j++)
-                to[j] += v[j];
+    for (uint32_t done = 0; b->sub < n && done < PIECE_ROWS; done += IDX_BLOCK, b->sub += IDX_BLOCK * s->stride) {
+        const int8_t *rows = s->bytes + (size_t)b->sub * width;
+        b->k->nearest(rows, s->quads, s->panel, s->half, s->n_cent_pad / IDX_BLOCK, near);
+        for (uint32_t r = 0; r < IDX_BLOCK && b->sub + r < n; r++) {
+            int32_t *to = s->sums + (size_t)near[r] * width;
+            for (uint32_t j = 0; j < width; j++)
+                to[j] += rows[r * width + j];
             s->counts[near[r]]++;
         }
     }
-    b->sub = end;
-    if (end < s->n_sample)
+    if (b->sub < n)
         return;
-    for (uint32_t c = 0; c < s->n_cent; c++)
+    for (uint32_t c = 0; c < s->n_cent; c++) {
+        float *v = s->rows, inverse = s->counts[c] ? 1 / (float)s->counts[c] : 0;
+        for (uint32_t j = 0; j < width; j++)
+            v[j] = (float)s->sums[(size_t)c * width + j] * inverse;
         if (s->counts[c])
-            set_centroid(b, c, s->sums + (size_t)c * dim_pad, 1 / (float)s->counts[c]);
+            set_centroid(b, c, v);
+    }
     b->sub = 0;
     if (++s->round == ROUNDS)
         s->stage = RUN_ASSIGN;
@@ -201,10 +252,8 @@ static void run_assign(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
     uint32_t n = s->hi - s->lo, end = n - b->sub < PIECE_ROWS ? n : b->sub + PIECE_ROWS;
-    for (uint32_t i = b->sub; i < end; i += IDX_BLOCK) {
-        load_values(b, s->rows, NULL, s->lo + i, end - i < IDX_BLOCK ? end - i : IDX_BLOCK);
-        b->k->nearest(s->rows, b->keys.dim, s->panel, s->half, s->n_cent_pad, s->assigned + i);
-    }
+    for (uint32_t i = b->sub; i < end; i += IDX_BLOCK)
+        b->k->nearest(s->bytes + (size_t)i * 4 * s->quads, s->quads, s->panel, s->half, s->n_cent_pad / IDX_BLOCK, s->assigned + i);
     b->sub = end;
     if (end == n)
         s->stage = RUN_ORDER;
@@ -268,7 +317,7 @@ static void run_sum(idx_builder *b)
 static bool cluster_runs(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
-    static void (*const stages[])(idx_builder *) = {run_begin, run_train, run_assign, run_order, run_sum};
+    static void (*const stages[])(idx_builder *) = {run_begin, run_bytes, run_train, run_assign, run_order, run_sum};
     stages[s->stage](b);
     b->at = s->lo;
     return s->run == idx_codes_runs(b->keys.n);
@@ -286,7 +335,7 @@ static bool mean_key(idx_builder *b)
         b->k->widen(s->rows, &b->keys, NULL, i, n);
         for (uint32_t r = 0; r < n; r++) {
             const float *v = s->rows + (size_t)r * b->dim_pad;
-            if (!all_finite(v, dim))
+            if (!idx_usable(v, b->dim_pad))
                 continue;
             s->n_finite++;
             for (uint32_t j = 0; j < dim; j++)
@@ -335,21 +384,20 @@ static int codes_arena_new(idx_builder *b)
     return 0;
 }
 
-/* v: a key less the mean; returns its scale. */
-static float encode(const float *v, uint32_t dim, uint32_t quads, uint8_t *codes)
+/* v: a key less the mean, padded with zeros; returns its scale. */
+static float encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *codes)
 {
-    float most = 0;
-    bool finite = all_finite(v, dim);
-    for (uint32_t j = 0; j < dim && finite; j++)
-        most = fabsf(v[j]) > most ? fabsf(v[j]) : most;
-    float scale = most / 127, inverse = scale > 0 ? 1 / scale : 0;
+    float most = idx_largest(v, dim_pad), scale = most / 127, inverse = scale > 0 ? 1 / scale : 0;
+    uint8_t bytes[IDX_MAX_DIM];
+    if (!idx_usable(v, dim_pad))
+        return NAN;
     if (!(inverse < INFINITY))
         scale = inverse = 0;
-    for (uint32_t j = 0; j < 4 * quads; j++) {
-        int32_t u = 128 + (j < dim && finite ? (int32_t)lrintf(v[j] * inverse) : 0);
-        codes[(size_t)(j / 4) * 64 + j % 4] = (uint8_t)u;
-    }
-    return finite ? scale : NAN;
+    for (uint32_t j = 0; j < dim_pad; j++)
+        bytes[j] = (uint8_t)(128 + idx_round(v[j] * inverse));
+    for (uint32_t j = 0; j < quads; j++)
+        memcpy(codes + (size_t)j * 64, bytes + 4 * j, 4);
+    return scale;
 }
 
 /* at: next block. */
@@ -376,13 +424,15 @@ static bool emit_codes(idx_builder *b)
             }
             ids[i] = lo + ix->code.ids[slot];
         }
+        for (uint32_t slot = (block + 1) * IDX_BLOCK; slot < n && slot < (block + 2) * IDX_BLOCK && slot < hi; slot++)
+            __builtin_prefetch(idx_row(&b->keys, lo + ix->code.ids[slot]));
         b->k->widen(s->rows, &b->keys, ids, 0, in_block);
         memset(to, 128, (size_t)ix->code.quads * 64);
         for (uint32_t i = 0; i < in_block; i++) {
             float *v = s->rows + (size_t)i * b->dim_pad;
-            for (uint32_t j = 0; j < b->keys.dim; j++)
+            for (uint32_t j = 0; j < b->dim_pad; j++)
                 v[j] -= s->mean[j];
-            float scale = encode(v, b->keys.dim, ix->code.quads, to + i * 4);
+            float scale = encode(v, b->dim_pad, ix->code.quads, to + i * 4);
             scales[block * IDX_BLOCK + i] = scale;
             s->noise += scale == scale ? (double)scale * (double)scale / 12 : 0; /* rounding is uniform in +-1/2 */
         }
@@ -400,7 +450,7 @@ void idx_codes_build_free(struct idx_codes_build *s)
 {
     if (!s)
         return;
-    void *parts[] = {s->key_sum,  s->mean,  s->sample, s->panel, s->half,      s->sums, s->counts,
+    void *parts[] = {s->key_sum,  s->mean,  s->bytes, s->panel, s->half,      s->sums, s->counts,
                      s->assigned, s->order, s->rows,   s->first, s->run_first, s->ids,  s->cluster_sums};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
@@ -418,14 +468,15 @@ static int codes_memory(idx_builder *b)
         most = hi - lo > most ? hi - lo : most;
     }
     size_t cent = (most + IDX_CLUSTER - 1) / IDX_CLUSTER, cent_pad = (cent + 15) & ~(size_t)15;
-    size_t sampled = cent * SAMPLE < most ? cent * SAMPLE : most;
+    s->quads = (b->keys.dim + 3) / 4;
+    size_t width = (size_t)s->quads * 4;
     s->max_clusters = idx_codes_max_clusters(n);
     s->key_sum = calloc(b->keys.dim, sizeof *s->key_sum);
     s->mean = idx_alloc(dim_pad, 4);
-    s->sample = idx_alloc((sampled + IDX_BLOCK) * dim_pad, 4);
-    s->panel = idx_alloc(b->keys.dim * cent_pad, 4);
+    s->bytes = idx_alloc((most + IDX_BLOCK) * width, 1);
+    s->panel = idx_alloc(cent_pad * width, 1);
     s->half = idx_alloc(cent_pad, 4);
-    s->sums = idx_alloc(cent * dim_pad, 4);
+    s->sums = idx_alloc(cent * width, 4);
     s->counts = idx_alloc(cent + 1, 4);
     s->assigned = idx_alloc(most + IDX_BLOCK, 4);
     s->order = idx_alloc(most + IDX_BLOCK, 4);
@@ -434,11 +485,11 @@ static int codes_memory(idx_builder *b)
     s->run_first = idx_alloc((size_t)runs + 1, 4);
     s->ids = idx_alloc(n, 2);
     s->cluster_sums = idx_alloc(s->max_clusters * dim_pad, 4);
-    if (!s->key_sum || !s->mean || !s->sample || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order || !s->rows ||
+    if (!s->key_sum || !s->mean || !s->bytes || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order || !s->rows ||
         !s->first || !s->run_first || !s->ids || !s->cluster_sums)
         return -ENOMEM;
     memset(s->mean, 0, dim_pad * 4);
-    memset(s->sample, 0, (sampled + IDX_BLOCK) * dim_pad * 4);
+    memset(s->bytes, 0, (most + IDX_BLOCK) * width);
     memset(s->rows, 0, IDX_BLOCK * dim_pad * 4);
     return 0;
 }

@@ -334,10 +334,8 @@ int idx_codes_cut(const idx_index *ix, const idx_rows *values, idx_cut *cut)
                 continue;
             float v[IDX_MAX_DIM] __attribute__((aligned(64)));
             k->widen(v, values, NULL, row, 1);
-            float size = 0;
-            for (uint32_t j = 0; j < dim_pad; j++)
-                size += fabsf(v[j]);
-            for (uint32_t j = 0; j < dim_pad && size < INFINITY; j++)
+            bool usable = idx_usable(v, dim_pad);
+            for (uint32_t j = 0; j < dim_pad && usable; j++)
                 to[j] += v[j];
             count++;
         }

@@ -140,24 +140,20 @@ static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const u
     }
 }
 
-static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
+static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret)
 {
-    uint32_t dim_pad = idx_dim_pad(dim);
     for (uint32_t r = 0; r < IDX_BLOCK; r++) {
-        float best = -INFINITY;
+        int32_t best = INT32_MIN;
         ret[r] = 0;
-        for (uint32_t c = 0; c < n_cent; c += 16) {
-            float acc[16];
-            for (uint32_t l = 0; l < 16; l++)
-                acc[l] = -half[c + l];
-            for (uint32_t j = 0; j < dim; j++)
-                for (uint32_t l = 0; l < 16; l++)
-                    acc[l] += rows[(size_t)r * dim_pad + j] * panel[(size_t)j * n_cent + c + l];
-            for (uint32_t l = 0; l < 16; l++)
-                if (acc[l] > best) {
-                    best = acc[l];
-                    ret[r] = c + l;
-                }
+        for (uint32_t c = 0; c < n_blocks * IDX_BLOCK; c++) {
+            const uint8_t *centroid = panel + (size_t)(c / IDX_BLOCK) * quads * 64 + c % IDX_BLOCK * 4;
+            int32_t score = -half[c];
+            for (uint32_t j = 0; j < 4 * quads; j++)
+                score += centroid[(size_t)(j / 4) * 64 + j % 4] * rows[(size_t)r * 4 * quads + j];
+            if (score > best) {
+                best = score;
+                ret[r] = c;
+            }
         }
     }
 }

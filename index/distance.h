@@ -77,9 +77,9 @@ typedef struct {
      * over the c's i in [from, n). n <= IDX_TILE */
     void (*sums)(const float *x, uint32_t nq, uint32_t from, uint32_t n, const uint32_t *end, uint32_t x0, float *const *to);
 
-    /* ret[r] = the centroid c with the largest <rows[r], c> - half[c], r < 16; the first of equals. panel: [dim][n_cent], transposed
-     * centroids; half[c]: half its squared norm, INFINITY for none. n_cent is a multiple of 16, rows [16][dim_pad]. */
-    void (*nearest)(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret);
+    /* ret[r] = the centroid c with the largest <rows[r], panel[c]> - half[c], r < 16; the first of equals. All exact in integers: rows [16][4 * quads], |x| <= 63, small
+     * enough that no 16-bit sum of two products saturates; panel [n_blocks][quads][16][4], laid out as codes are; half [16 * n_blocks]. */
+    void (*nearest)(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret);
 } idx_kernels;
 
 /* The body of judge(), vectorised by the compiler in the file of each instruction set. */

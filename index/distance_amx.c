@@ -1,4 +1,4 @@
-/* AMX level: scores by code from tiles of bytes. Everything else is the AVX-512 level's. */
+/* AMX level: scores by code, and nearest centroids, from tiles of bytes. Everything else is the AVX-512 level's. */
 #include "distance_avx512.h"
 
 /* A block of codes is a B operand as it lies, [quads][16 slots][4]; both bytes of up to 8 heads' queries are the 16 rows of A. Tiles: 0 1 the sums of
@@ -12,14 +12,24 @@ typedef struct {
     uint8_t rows[16];
 } shape;
 
+/* a_rows: rows of A. */
+INLINE void begin(uint32_t a_rows, uint32_t quads)
+{
+    uint16_t some = (uint16_t)(quads % CHUNK ? quads % CHUNK * 4 : 4);
+    uint8_t rows = (uint8_t)a_rows, deep = (uint8_t)(some / 4);
+    shape s = {.palette = 1, .bytes = {64, 64, 64, 64, 64, some, 64, 64}, .rows = {rows, rows, deep, deep, rows, rows, CHUNK, CHUNK}};
+    __asm__ volatile("ldtilecfg %0" ::"m"(s));
+}
+
 /* The compiler's own intrinsics do not say that they read memory. */
 #define tile_load(TILE, P, STRIDE)                                                                                                         \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #TILE ::"r"((const void *)(P)), "r"((size_t)(STRIDE)) : "memory")
 #define tile_store(TILE, P, STRIDE)                                                                                                        \
     __asm__ volatile("tilestored %%tmm" #TILE ", (%0,%1,1)" ::"r"((void *)(P)), "r"((size_t)(STRIDE)) : "memory")
 
-/* Sums of two blocks for the heads whose bytes begin at a, `stride` apart. */
-INLINE void multiply(const uint8_t *b0, const uint8_t *b1, uint32_t quads, const int8_t *a, size_t stride, int32_t (*s0)[16], int32_t (*s1)[16])
+/* Sums of two blocks for the rows of A that begin at a, `stride` apart. */
+INLINE void multiply(const uint8_t *b0, const uint8_t *b1, uint32_t quads, const int8_t *a, size_t stride, int32_t (*s0)[16],
+                     int32_t (*s1)[16])
 {
     uint32_t j = 0;
     _tile_zero(0);
@@ -80,11 +90,40 @@ void idx_codes_amx(const uint8_t *codes, const float *scale, uint32_t n_blocks, 
 {
     for (uint32_t h = 0; h < nq; h += HEADS) {
         uint32_t ng = nq - h < HEADS ? nq - h : HEADS;
-        uint16_t rest = (uint16_t)(quads % CHUNK * 4), some = rest ? rest : 4;
-        uint8_t rows = (uint8_t)(2 * ng), deep = (uint8_t)(some / 4);
-        shape s = {.palette = 1, .bytes = {64, 64, 64, 64, 64, some, 64, 64}, .rows = {rows, rows, deep, deep, rows, rows, CHUNK, CHUNK}};
-        __asm__ volatile("ldtilecfg %0" ::"m"(s));
+        begin(2 * ng, quads);
         codes_heads(codes, scale, n_blocks, quads, q + h, ng, out + h * ld, ld, ret_best + h);
         _tile_release();
     }
+}
+
+void idx_nearest_amx(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret)
+{
+    enum { BLOCKS = 16 };
+    int32_t sums[BLOCKS][IDX_BLOCK][16] __attribute__((aligned(64)));
+    __m512i best[IDX_BLOCK], at[IDX_BLOCK];
+    size_t block_bytes = (size_t)quads * 64;
+    for (int r = 0; r < IDX_BLOCK; r++) {
+        best[r] = _mm512_set1_epi32(INT32_MIN);
+        at[r] = _mm512_setzero_si512();
+    }
+    begin(IDX_BLOCK, quads);
+    for (uint32_t from = 0; from < n_blocks; from += BLOCKS) {
+        uint32_t n = n_blocks - from < BLOCKS ? n_blocks - from : BLOCKS;
+        for (uint32_t b = 0; b < n; b += 2) { /* an odd last one: twice */
+            uint32_t next = b + 1 < n ? b + 1 : b;
+            multiply(panel + (from + b) * block_bytes, panel + (from + next) * block_bytes, quads, rows, 4 * quads, sums[b], sums[next]);
+        }
+        for (uint32_t r = 0; r < IDX_BLOCK; r++) {
+            __m512i most = best[r], where = at[r];
+            for (uint32_t b = 0; b < n; b++) {
+                uint32_t c = (from + b) * 16;
+                idx_take_larger(_mm512_sub_epi32(_mm512_load_si512(sums[b][r]), _mm512_loadu_si512(half + c)), c, &most, &where);
+            }
+            best[r] = most;
+            at[r] = where;
+        }
+    }
+    _tile_release();
+    for (uint32_t r = 0; r < IDX_BLOCK; r++)
+        ret[r] = idx_first_of(best[r], at[r]);
 }

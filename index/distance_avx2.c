@@ -237,43 +237,46 @@ static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const u
     }
 }
 
-/* 4 rows by 16 centroids in registers. */
-static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
+/* 4 rows by half a block of centroids in registers. */
+INLINE void nearest_half(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t c, __m256i *best, __m256i *at)
 {
-    uint32_t dim_pad = idx_dim_pad(dim);
+    __m256i acc[4], ones = _mm256_set1_epi16(1);
+    for (int r = 0; r < 4; r++)
+        acc[r] = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_loadu_si256((const __m256i *)(const void *)half));
+    for (uint32_t j = 0; j < quads; j++) {
+        __m256i u = _mm256_load_si256((const __m256i *)(const void *)(panel + (size_t)j * 64));
+        for (int r = 0; r < 4; r++) {
+            __m256i x = _mm256_set1_epi32(((const int32_t *)(const void *)(rows + (size_t)r * 4 * quads))[j]);
+            acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), ones));
+        }
+    }
+    __m256i id = _mm256_add_epi32(_mm256_set1_epi32((int)c), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    for (int r = 0; r < 4; r++) {
+        __m256i more = _mm256_cmpgt_epi32(acc[r], best[r]);
+        best[r] = _mm256_blendv_epi8(best[r], acc[r], more);
+        at[r] = _mm256_blendv_epi8(at[r], id, more);
+    }
+}
+
+static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret)
+{
     for (uint32_t r = 0; r < IDX_BLOCK; r += 4) {
-        const float *x = rows + (size_t)r * dim_pad;
-        float best[4] = {-__builtin_inff(), -__builtin_inff(), -__builtin_inff(), -__builtin_inff()};
-        for (int i = 0; i < 4; i++)
-            ret[r + (uint32_t)i] = 0;
-        for (uint32_t c = 0; c < n_cent; c += 16) {
-            __m256 acc[4][2];
-            for (int i = 0; i < 4; i++)
-                for (int v = 0; v < 2; v++)
-                    acc[i][v] = _mm256_sub_ps(_mm256_setzero_ps(), _mm256_loadu_ps(half + c + 8 * v));
-            for (uint32_t j = 0; j < dim; j++) {
-                __m256 p0 = _mm256_loadu_ps(panel + (size_t)j * n_cent + c), p1 = _mm256_loadu_ps(panel + (size_t)j * n_cent + c + 8);
-                for (int i = 0; i < 4; i++) {
-                    __m256 b = _mm256_set1_ps(x[(size_t)i * dim_pad + j]);
-                    acc[i][0] = _mm256_fmadd_ps(b, p0, acc[i][0]);
-                    acc[i][1] = _mm256_fmadd_ps(b, p1, acc[i][1]);
-                }
-            }
-            for (int i = 0; i < 4; i++)
-                for (int v = 0; v < 2; v++) {
-                    uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(acc[i][v], _mm256_set1_ps(best[i]), _CMP_GT_OQ));
-                    if (!mask)
-                        continue;
-                    float lane[8];
-                    _mm256_storeu_ps(lane, acc[i][v]);
-                    for (; mask; mask &= mask - 1) {
-                        uint32_t l = (uint32_t)__builtin_ctz(mask);
-                        if (lane[l] > best[i]) {
-                            best[i] = lane[l];
-                            ret[r + (uint32_t)i] = c + 8 * (uint32_t)v + l;
-                        }
-                    }
-                }
+        __m256i best[4], at[4];
+        for (int i = 0; i < 4; i++) {
+            best[i] = _mm256_set1_epi32(INT32_MIN);
+            at[i] = _mm256_setzero_si256();
+        }
+        for (uint32_t c = 0; c < n_blocks * IDX_BLOCK; c += 8)
+            nearest_half(rows + (size_t)r * 4 * quads, quads, panel + (size_t)(c / IDX_BLOCK) * quads * 64 + c % IDX_BLOCK * 4, half + c, c, best, at);
+        for (uint32_t i = 0; i < 4; i++) {
+            int32_t b[8], a[8];
+            uint32_t l = 0;
+            _mm256_storeu_si256((__m256i *)(void *)b, best[i]);
+            _mm256_storeu_si256((__m256i *)(void *)a, at[i]);
+            for (uint32_t k = 1; k < 8; k++)
+                if (b[k] > b[l] || (b[k] == b[l] && a[k] < a[l]))
+                    l = k;
+            ret[r + i] = (uint32_t)a[l];
         }
     }
 }

@@ -236,59 +236,44 @@ static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const u
     }
 }
 
-/* 4 rows by 64 centroids (ragged: 16) in registers. */
-INLINE void nearest_tile(const int nc, const float *rows, uint32_t dim_pad, uint32_t dim, const float *panel, const float *half,
-                         uint32_t n_cent, uint32_t c, __m512 *best, __m512i *at)
+/* 4 rows by 2 blocks of centroids (ragged: 1) in registers. */
+INLINE void nearest_tile(const uint32_t nb, const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t c, __m512i *best,
+                         __m512i *at)
 {
-    __m512 acc[4][4];
-    for (int v = 0; v < nc; v++) {
-        __m512 h = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_loadu_ps(half + c + 16 * v));
+    __m512i acc[4][2];
+    for (int r = 0; r < 4; r++)
+        for (uint32_t b = 0; b < nb; b++)
+            acc[r][b] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(half + c + 16 * b));
+    for (uint32_t j = 0; j < quads; j++)
+        for (uint32_t b = 0; b < nb; b++) {
+            __m512i u = _mm512_load_si512(panel + ((size_t)(c / 16 + b) * quads + j) * 64);
+            for (int r = 0; r < 4; r++)
+                acc[r][b] = _mm512_dpbusd_epi32(acc[r][b], u, _mm512_set1_epi32(((const int32_t *)(const void *)(rows + (size_t)r * 4 * quads))[j]));
+        }
+    for (uint32_t b = 0; b < nb; b++)
         for (int r = 0; r < 4; r++)
-            acc[r][v] = h;
-    }
-    for (uint32_t j = 0; j < dim; j++) {
-        __m512 p[4];
-        for (int v = 0; v < nc; v++)
-            p[v] = _mm512_loadu_ps(panel + (size_t)j * n_cent + c + 16 * v);
-        for (int r = 0; r < 4; r++) {
-            __m512 x = _mm512_set1_ps(rows[(size_t)r * dim_pad + j]);
-            for (int v = 0; v < nc; v++)
-                acc[r][v] = _mm512_fmadd_ps(x, p[v], acc[r][v]);
-        }
-    }
-    for (int v = 0; v < nc; v++) {
-        __m512i id =
-            _mm512_add_epi32(_mm512_set1_epi32((int)c + 16 * v), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-        for (int r = 0; r < 4; r++) {
-            __mmask16 m = _mm512_cmp_ps_mask(acc[r][v], best[r], _CMP_GT_OQ);
-            best[r] = _mm512_mask_mov_ps(best[r], m, acc[r][v]);
-            at[r] = _mm512_mask_mov_epi32(at[r], m, id);
-        }
-    }
+            idx_take_larger(acc[r][b], c + 16 * b, &best[r], &at[r]);
 }
 
-static void nearest(const float *rows, uint32_t dim, const float *panel, const float *half, uint32_t n_cent, uint32_t *ret)
+static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret)
 {
-    uint32_t dim_pad = idx_dim_pad(dim);
     for (uint32_t r = 0; r < IDX_BLOCK; r += 4) {
-        __m512 best[4];
-        __m512i at[4];
+        const int8_t *four = rows + (size_t)r * 4 * quads;
+        __m512i best[4], at[4];
         for (int i = 0; i < 4; i++) {
-            best[i] = _mm512_set1_ps(-__builtin_inff());
+            best[i] = _mm512_set1_epi32(INT32_MIN);
             at[i] = _mm512_setzero_si512();
         }
-        uint32_t c = 0;
-        for (; c + 64 <= n_cent; c += 64)
-            nearest_tile(4, rows + (size_t)r * dim_pad, dim_pad, dim, panel, half, n_cent, c, best, at);
-        for (; c < n_cent; c += 16)
-            nearest_tile(1, rows + (size_t)r * dim_pad, dim_pad, dim, panel, half, n_cent, c, best, at);
-        for (int i = 0; i < 4; i++) {
-            __mmask16 m = _mm512_cmp_ps_mask(best[i], _mm512_set1_ps(_mm512_reduce_max_ps(best[i])), _CMP_EQ_OQ);
-            ret[r + (uint32_t)i] = m ? _mm512_mask_reduce_min_epu32(m, at[i]) : 0;
-        }
+        uint32_t b = 0;
+        for (; b + 2 <= n_blocks; b += 2)
+            nearest_tile(2, four, quads, panel, half, 16 * b, best, at);
+        if (b < n_blocks)
+            nearest_tile(1, four, quads, panel, half, 16 * b, best, at);
+        for (uint32_t i = 0; i < 4; i++)
+            ret[r + i] = idx_first_of(best[i], at[i]);
     }
 }
 
 const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};
 
-const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, nearest};
+const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, idx_nearest_amx};

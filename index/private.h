@@ -57,6 +57,41 @@ struct idx_index {
     } code;
 };
 
+/* Largest absolute value of x[0..n); for NaN, something that is not usable. In integers, which order as they do and can be vectorised. */
+static inline float idx_largest(const float *x, uint32_t n)
+{
+    int32_t most = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        union {
+            float f;
+            int32_t i;
+        } u = {x[i]};
+        int32_t size = u.i & 0x7fffffff;
+        most = size > most ? size : most;
+    }
+    union {
+        int32_t i;
+        float f;
+    } u = {most};
+    return u.f;
+}
+
+/* Whether a vector can be summed with others: all finite, and none so large that sums and products become infinite. */
+static inline bool idx_usable(const float *x, uint32_t n)
+{
+    return idx_largest(x, n) < 0x1p115f;
+}
+
+/* Nearest integer, to even, of |x| < 2^22. */
+static inline int32_t idx_round(float x)
+{
+    union {
+        float f;
+        int32_t i;
+    } u = {x + 0x1.8p23f};
+    return u.i - 0x4b400000;
+}
+
 /* Bytes of a codes arena and where its parts begin, in the order of `code`; 0 when the counts are out of bounds. */
 size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[8]);
 

@@ -482,7 +482,7 @@ START_TEST(exact_for_few_values)
 }
 END_TEST
 
-/* Scores by code have the same bits on every level, for any number of dimensions and heads, and of each head those that a scan with fewer heads gives. */
+/* Codes and scores by them have the same bits on every level, scores for any number of dimensions and heads, and of each head those that a scan with fewer heads gives. */
 START_TEST(levels_agree)
 {
     enum { N = 1500, HEADS = 9, ALL = 1 << 30 };
@@ -497,9 +497,15 @@ START_TEST(levels_agree)
         float q[HEADS * 256], m[HEADS], *want = need(malloc((size_t)HEADS * N * sizeof *want));
         for (uint32_t i = 0; i < HEADS * dim; i++)
             q[i] = t_normal(&rng);
-        for (int level = 0; level <= (int)idx_cpu_detect(); level++)
+        size_t bytes;
+        const void *arena = idx_arena(ix, &bytes);
+        for (int level = 0; level <= (int)idx_cpu_detect(); level++) {
+            size_t again;
+            idx_cpu_set((idx_cpu)level);
+            idx_index *same = build(&keys, &values, 0);
+            ck_assert(!memcmp(idx_arena(same, &again), arena, bytes) && again == bytes);
+            idx_free(same);
             for (uint32_t group = level ? 1 : HEADS; group <= HEADS; group++) {
-                idx_cpu_set((idx_cpu)level);
                 idx_query query = {.q = q, .group = group, .lo = 0, .hi = N, .scale = 0.3f, .budget = {ALL, 0}};
                 idx_hits *hits;
                 uint32_t first, end;
@@ -515,6 +521,7 @@ START_TEST(levels_agree)
                     }
                 }
             }
+        }
         free(want);
         idx_scratch_free(s);
         idx_free(ix);
