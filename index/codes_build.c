@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum {
-    SAMPLE = 8, /* sampled rows per centroid */
-    ROUNDS = 4,
+    SAMPLE = 4, /* sampled rows per centroid */
+    ROUNDS = 3,
     PIECE_ROWS = 128, /* rows assigned per step */
     PIECE_BLOCKS = 32,
 };
