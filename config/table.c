@@ -19,7 +19,7 @@ static const char *const budgets[] = {"fast", "default", "precise", NULL};
 static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
-static const char *const kinds[] = {"flat", "graph", NULL};
+static const char *const kinds[] = {"flat", "cluster", "ivf", "graph", NULL};
 static const char *const codes[] = {"f16", "int8", NULL};
 static const char *const facts[] = {"table", "json", NULL};
 
@@ -143,7 +143,7 @@ const cfg_row cfg_table[] = {
      "their positions, .npy [m]; without it, even distances"},
     {COMMAND, "key-positions", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(key_positions), NULL, ANY_LENGTH, NULL, "FILE",
      "positions of the keys, .npy [n]; without it, 0 to n - 1"},
-    {COMMAND, "kind", NULL, CFG_BENCH_INDEX, false, CFG_T_CHOICES, FIELD(kind), "flat,graph", ANY_LENGTH, kinds, "KINDS", "kinds of index to measure"},
+    {COMMAND, "kind", NULL, CFG_BENCH_INDEX, false, CFG_T_CHOICES, FIELD(kind), "flat,cluster,ivf,graph", ANY_LENGTH, kinds, "KINDS", "kinds of index to measure"},
     {COMMAND, "codes", NULL, CFG_BENCH_INDEX, false, CFG_T_CHOICES, FIELD(codes), "f16,int8", ANY_LENGTH, codes, "CODES",
      "what flat reads of a key: all of it (f16), or a code that finds candidates"},
     {COMMAND, "replicas", NULL, CFG_BENCH_INDEX, false, CFG_T_U32, FIELD(replicas), "48", 1, 65536, NULL, "N",

@@ -15,7 +15,7 @@
 #include "memory.h"
 #include "quant.h"
 
-enum { SEEDS = 8, BEST = 16, GOOD = 100, MAX_CUTS = 2 };
+enum { SEEDS = 8, BEST = 16, GOOD = 100, MAX_CUTS = 2 }; /* sinks and window cut a run each */
 
 typedef struct {
     const eng_bench_head *h;
@@ -70,8 +70,18 @@ static int build_graph(const bench *b, idx_builder **ret)
     return idx_builder_new(&b->keys, &b->train, &params, ret);
 }
 
-static const char *const kind_names[] = {"f16", "int8", "graph", NULL};
-static const build_fn builds[] = {NULL, build_codes, build_graph};
+static int build_cluster(const bench *b, idx_builder **ret)
+{
+    return idx_builder_new_lists(IDX_CLUSTER, &b->keys, &b->values, &b->train, ret);
+}
+
+static int build_ivf(const bench *b, idx_builder **ret)
+{
+    return idx_builder_new_lists(IDX_IVF, &b->keys, &b->values, &b->train, ret);
+}
+
+static const char *const kind_names[] = {"f16", "int8", "graph", "cluster", "ivf", NULL};
+static const build_fn builds[] = {NULL, build_codes, build_graph, build_cluster, build_ivf};
 enum { BASE = 1 };
 
 static bool has_clusters(const subject *s)
@@ -161,8 +171,9 @@ static int search(const bench *b, const subject *s, const idx_index *ix, const i
                    .budget = b->budget};
     if (!has_clusters(s))
         return idx_search(ix, keys, &q, b->scratch, ret_hits, ret_visited);
-    *ret_visited = b->hi - b->lo;
-    return idx_codes_scan(ix, keys, &q, s->first, s->end, b->scratch, b->p->estimate ? s->weights : NULL, s->end - s->first, m, ret_hits);
+    int r = idx_codes_scan(ix, keys, &q, s->first, s->end, b->scratch, b->p->estimate ? s->weights : NULL, s->end - s->first, m, ret_hits);
+    *ret_visited = idx_visited(b->scratch);
+    return r;
 }
 
 /* ---- quality ---------------------------------------------------------------------------------------------------- */
@@ -317,12 +328,12 @@ static int judge_step(const bench *b, subject *s, quality *x, uint32_t step)
         int r = search(b, s, s->ix, &b->keys, step, h, 1, m, &hits, &visited);
         if (r < 0)
             return r;
-        x->visited_head += (double)visited / span;
+        x->visited_head += visited < span ? (double)visited / span : 1;
     }
     int r = search(b, s, s->ix, &b->keys, step, 0, group, m, &hits, &visited);
     if (r < 0)
         return r;
-    x->visited_group += (double)visited / span;
+    x->visited_group += visited < span ? (double)visited / span : 1;
     for (uint32_t h = 0; h < group; h++) {
         idx_hits *found = &hits[h];
         x->hits += found->n;

@@ -24,6 +24,8 @@ enum {
 typedef enum { RUN_BEGIN, RUN_BYTES, RUN_TRAIN, RUN_ASSIGN, RUN_ORDER, RUN_SUM } run_stage;
 
 struct idx_codes_build {
+    idx_kind kind;
+    idx_rows points; /* what is clustered: the values, or, of lists, the keys as lists_build.c maps them */
     uint8_t *memory; /* the caller's, for the arena; NULL: its own */
     idx_rows values;
     double *key_sum; /* [dim] */
@@ -82,7 +84,7 @@ uint32_t idx_codes_run_of(uint32_t n, uint32_t row)
 
 uint32_t idx_codes_max_clusters(uint32_t n)
 {
-    return n / IDX_CLUSTER + n / IDX_MAX_CLUSTER + idx_codes_runs(n) + 1;
+    return n / IDX_CLUSTER_ROWS + n / IDX_MAX_CLUSTER + idx_codes_runs(n) + 1;
 }
 
 uint32_t idx_codes_sum_stride(uint32_t dim)
@@ -90,20 +92,25 @@ uint32_t idx_codes_sum_stride(uint32_t dim)
     return idx_dim_pad(dim);
 }
 
-size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[8])
+size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS])
 {
     if (!n || n > IDX_MAX_ROWS || !dim || dim > IDX_MAX_DIM || !n_clusters || n_clusters > idx_codes_max_clusters(n))
         return 0;
-    size_t blocks = ((size_t)n + IDX_BLOCK - 1) / IDX_BLOCK, dim_pad = idx_dim_pad(dim), at = sizeof(idx_header);
-    const size_t bytes[8] = {dim_pad * 4,
-                             ((size_t)n_clusters + 1) * 4,
-                             ((size_t)idx_codes_runs(n) + 1) * 4,
-                             blocks * 4,
-                             blocks * IDX_BLOCK * 2,
-                             blocks * IDX_BLOCK * 4,
-                             n_clusters * dim_pad * 4,
-                             blocks * ((dim + 3) / 4) * 64};
-    for (int i = 0; i < 8; i++) {
+    size_t blocks = ((size_t)n + IDX_BLOCK - 1) / IDX_BLOCK, dim_pad = idx_dim_pad(dim), at = sizeof(idx_header), quads = (dim + 3) / 4;
+    size_t centroids = kind == IDX_FLAT ? 0 : ((size_t)n_clusters + IDX_BLOCK - 1) / IDX_BLOCK;
+    size_t vectors = kind == IDX_CLUSTER ? 1 + IDX_DIRECTIONS : 1;
+    const size_t bytes[IDX_CODE_PARTS] = {dim_pad * 4,
+                                          ((size_t)n_clusters + 1) * 4,
+                                          ((size_t)idx_codes_runs(n) + 1) * 4,
+                                          blocks * 4,
+                                          blocks * IDX_BLOCK * 2,
+                                          blocks * IDX_BLOCK * 4,
+                                          n_clusters * dim_pad * 4,
+                                          blocks * quads * 64,
+                                          vectors * centroids * IDX_BLOCK * 4,
+                                          centroids * IDX_BLOCK * 4,
+                                          vectors * centroids * quads * 64};
+    for (int i = 0; i < IDX_CODE_PARTS; i++) {
         ret_offset[i] = at;
         at += (bytes[i] + IDX_ALIGN - 1) / IDX_ALIGN * IDX_ALIGN;
     }
@@ -112,16 +119,16 @@ size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t re
 
 size_t idx_codes_max_bytes(uint32_t n, uint32_t dim)
 {
-    size_t at[8];
-    return idx_codes_layout(n, dim, idx_codes_max_clusters(n), at);
+    size_t at[IDX_CODE_PARTS];
+    return idx_codes_layout(IDX_FLAT, n, dim, idx_codes_max_clusters(n), at);
 }
 
 /* ---- clusters of one run ---------------------------------------------------------------------------------------- */
 
 /* Values that aren't finite would be in every estimate; they count as 0. */
-static void load_values(const idx_builder *b, float *dst, const uint32_t *ids, uint32_t first, uint32_t n)
+static void load_rows(const idx_builder *b, const idx_rows *from, float *dst, const uint32_t *ids, uint32_t first, uint32_t n)
 {
-    b->k->widen(dst, &b->codes->values, ids, first, n);
+    b->k->widen(dst, from, ids, first, n);
     for (uint32_t i = 0; i < n; i++)
         if (!idx_usable(dst + (size_t)i * b->dim_pad, b->dim_pad))
             memset(dst + (size_t)i * b->dim_pad, 0, (size_t)b->dim_pad * 4);
@@ -136,7 +143,7 @@ static float value_inverse(idx_builder *b)
     uint32_t n = s->hi - s->lo, step = n < ROWS ? 1 : n / ROWS, rows = 0;
     double squares = 0;
     for (uint32_t i = 0; i < n; i += step, rows++) {
-        load_values(b, s->rows, NULL, s->lo + i, 1);
+        load_rows(b, &s->points, s->rows, NULL, s->lo + i, 1);
         float lane[16] = {0}, sum = 0;
         for (uint32_t j = 0; j < b->dim_pad; j += 16)
             for (uint32_t l = 0; l < 16; l++)
@@ -155,7 +162,7 @@ static void run_begin(idx_builder *b)
     struct idx_codes_build *s = b->codes;
     idx_codes_run_rows(b->keys.n, s->run, &s->lo, &s->hi);
     uint32_t n = s->hi - s->lo;
-    s->n_cent = (n + IDX_CLUSTER - 1) / IDX_CLUSTER;
+    s->n_cent = (n + IDX_CLUSTER_ROWS - 1) / IDX_CLUSTER_ROWS;
     s->n_cent_pad = (s->n_cent + 15) & ~15u;
     s->stride = n / (s->n_cent * SAMPLE);
     s->stride += !s->stride;
@@ -185,7 +192,7 @@ static void run_bytes(idx_builder *b)
     uint32_t n = s->hi - s->lo, end = n - b->sub < 4 * PIECE_ROWS ? n : b->sub + 4 * PIECE_ROWS, width = 4 * s->quads;
     for (uint32_t i = b->sub; i < end; i += IDX_BLOCK) {
         uint32_t part = end - i < IDX_BLOCK ? end - i : IDX_BLOCK;
-        load_values(b, s->rows, NULL, s->lo + i, part);
+        load_rows(b, &s->points, s->rows, NULL, s->lo + i, part);
         for (uint32_t r = 0; r < part; r++) {
             const float *v = s->rows + (size_t)r * b->dim_pad;
             int8_t *to = s->bytes + (size_t)(i + r) * width;
@@ -290,7 +297,7 @@ static void add_rows(const idx_builder *b, float *to, const uint32_t *ids, uint3
     struct idx_codes_build *s = b->codes;
     for (uint32_t i = 0; i < n; i += IDX_BLOCK) {
         uint32_t part = n - i < IDX_BLOCK ? n - i : IDX_BLOCK;
-        load_values(b, s->rows, ids + i, 0, part);
+        load_rows(b, &s->values, s->rows, ids + i, 0, part);
         for (uint32_t r = 0; r < part; r++)
             for (uint32_t j = 0; j < b->dim_pad; j++)
                 to[j] += s->rows[(size_t)r * b->dim_pad + j];
@@ -314,7 +321,7 @@ static void run_sum(idx_builder *b)
     }
 }
 
-static bool cluster_runs(idx_builder *b)
+bool idx_codes_cluster(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
     static void (*const stages[])(idx_builder *) = {run_begin, run_bytes, run_train, run_assign, run_order, run_sum};
@@ -326,7 +333,7 @@ static bool cluster_runs(idx_builder *b)
 /* ---- codes ------------------------------------------------------------------------------------------------------ */
 
 /* at: next row. */
-static bool mean_key(idx_builder *b)
+bool idx_codes_mean(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
     uint32_t first = (uint32_t)b->at, end = b->keys.n - first < 4 * PIECE_ROWS ? b->keys.n : first + 4 * PIECE_ROWS, dim = b->keys.dim;
@@ -347,6 +354,8 @@ static bool mean_key(idx_builder *b)
         return false;
     for (uint32_t j = 0; j < dim && s->n_finite; j++)
         s->mean[j] = (float)(s->key_sum[j] / s->n_finite);
+    if (s->kind != IDX_FLAT && s->n_finite < b->keys.n)
+        b->error = -EINVAL; /* it would be in a centroid */
     return true;
 }
 
@@ -354,7 +363,7 @@ static int codes_arena_new(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
     uint32_t n = b->keys.n, dim = b->keys.dim;
-    size_t at[8], bytes = idx_codes_layout(n, dim, s->n_clusters, at);
+    size_t at[IDX_CODE_PARTS], bytes = idx_codes_layout(s->kind, n, dim, s->n_clusters, at);
     uint8_t *arena = s->memory ? s->memory : idx_alloc(bytes, 1);
     idx_index *ix = calloc(1, sizeof *ix);
     if (!arena || !ix) {
@@ -365,8 +374,9 @@ static int codes_arena_new(idx_builder *b)
     }
     ix->borrowed = s->memory != NULL;
     memset(arena, 0, at[7]);
+    memset(arena + at[8], 0, bytes - at[8]);
     idx_header h = {
-        .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = IDX_FLAT, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes};
+        .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = s->kind, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes};
     memcpy(arena, &h, sizeof h);
     memcpy(arena + at[0], s->mean, (size_t)b->dim_pad * 4);
     memcpy(arena + at[1], s->first, ((size_t)s->n_clusters + 1) * 4);
@@ -384,8 +394,7 @@ static int codes_arena_new(idx_builder *b)
     return 0;
 }
 
-/* v: a key less the mean, padded with zeros; returns its scale. */
-static float encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *codes)
+float idx_codes_encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *codes)
 {
     float most = idx_largest(v, dim_pad), scale = most / 127, inverse = scale > 0 ? 1 / scale : 0;
     uint8_t bytes[IDX_MAX_DIM];
@@ -401,7 +410,7 @@ static float encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *c
 }
 
 /* at: next block. */
-static bool emit_codes(idx_builder *b)
+bool idx_codes_emit(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
     if (!b->at)
@@ -432,7 +441,7 @@ static bool emit_codes(idx_builder *b)
             float *v = s->rows + (size_t)i * b->dim_pad;
             for (uint32_t j = 0; j < b->dim_pad; j++)
                 v[j] -= s->mean[j];
-            float scale = encode(v, b->dim_pad, ix->code.quads, to + i * 4);
+            float scale = idx_codes_encode(v, b->dim_pad, ix->code.quads, to + i * 4);
             scales[block * IDX_BLOCK + i] = scale;
             s->noise += scale == scale ? (double)scale * (double)scale / 12 : 0; /* rounding is uniform in +-1/2 */
         }
@@ -467,7 +476,7 @@ static int codes_memory(idx_builder *b)
         idx_codes_run_rows(n, i, &lo, &hi);
         most = hi - lo > most ? hi - lo : most;
     }
-    size_t cent = (most + IDX_CLUSTER - 1) / IDX_CLUSTER, cent_pad = (cent + 15) & ~(size_t)15;
+    size_t cent = (most + IDX_CLUSTER_ROWS - 1) / IDX_CLUSTER_ROWS, cent_pad = (cent + 15) & ~(size_t)15;
     s->quads = (b->keys.dim + 3) / 4;
     size_t width = (size_t)s->quads * 4;
     s->max_clusters = idx_codes_max_clusters(n);
@@ -500,23 +509,21 @@ static bool rows_fit(const idx_rows *r)
            (r->n == 1 || r->stride >= r->dim * idx_type_size(r->type));
 }
 
-int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)
+int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)
 {
-    static const idx_phase phases[] = {{mean_key, .05f}, {cluster_runs, .85f}, {emit_codes, .1f}};
     if (!rows_fit(keys) || !rows_fit(values) || values->n != keys->n || values->dim != keys->dim)
         return -EINVAL;
     idx_builder *b = calloc(1, sizeof *b);
     if (!b)
         return -ENOMEM;
-    b->phases = phases;
-    b->n_phases = 3;
     b->keys = *keys;
     b->k = idx_kernels_get();
     b->dim_pad = idx_dim_pad(keys->dim);
     b->codes = calloc(1, sizeof *b->codes);
     int r = b->codes ? 0 : -ENOMEM;
     if (!r) {
-        b->codes->values = *values;
+        b->codes->kind = kind;
+        b->codes->values = b->codes->points = *values;
         b->codes->memory = memory;
         r = codes_memory(b);
     }
@@ -524,6 +531,24 @@ int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *me
         idx_builder_free(b);
         return r;
     }
+    *ret = b;
+    return 0;
+}
+
+void idx_codes_build_points(idx_builder *b, const idx_rows *points)
+{
+    b->codes->points = *points;
+}
+
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)
+{
+    static const idx_phase phases[] = {{idx_codes_mean, .05f}, {idx_codes_cluster, .85f}, {idx_codes_emit, .1f}};
+    idx_builder *b;
+    int r = idx_codes_build_new(IDX_FLAT, keys, values, memory, &b);
+    if (r < 0)
+        return r;
+    b->phases = phases;
+    b->n_phases = sizeof phases / sizeof *phases;
     *ret = b;
     return 0;
 }

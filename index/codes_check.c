@@ -73,5 +73,12 @@ int idx_codes_check(const idx_index *ix, char *err, size_t errlen)
             return idx_bad(err, errlen, "bad scale of slot %zu", i);
     if (!finite_all(ix->code.mean, dim_pad) || !finite_all(ix->code.sums, ix->header->n_clusters * dim_pad))
         return idx_bad(err, errlen, "a mean or sum is not finite");
+    uint32_t n = ix->header->n_clusters, n_pad = (n + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u), vectors = ix->header->kind == IDX_CLUSTER ? 1 + IDX_DIRECTIONS : 1;
+    for (uint32_t i = 0; idx_is_lists(ix) && i < vectors * n_pad; i++)
+        if (!(ix->code.cent_scale[i] >= 0 && ix->code.cent_scale[i] < INFINITY))
+            return idx_bad(err, errlen, "bad centroid of cluster %u", i % n_pad);
+    for (uint32_t i = 0; idx_is_lists(ix) && i < n; i++)
+        if (!(ix->code.spread[i] >= 0 && ix->code.spread[i] < INFINITY))
+            return idx_bad(err, errlen, "bad spread of cluster %u", i);
     return 0;
 }

@@ -56,8 +56,7 @@ void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part
 
 /* ---- scan ------------------------------------------------------------------------------------------------------- */
 
-/* s->q [group][dim_pad] as pairs of bytes. */
-static void code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
+void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
 {
     uint32_t dim_pad = idx_dim_pad(ix->header->dim);
     for (uint32_t h = 0; h < q->group; h++) {
@@ -89,22 +88,7 @@ static void code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s
     }
 }
 
-/* What a scan works on. */
-typedef struct {
-    const idx_kernels *k;
-    const idx_index *ix;
-    const idx_query *q;
-    idx_scratch *s;
-    uint32_t first, end;
-    float *weights;
-    size_t ld;
-    float *m;
-    float cut; /* nothing this far below m has a weight */
-} scan;
-
-/* The scales of a tile, slots [at, at + n), to score it with: of slots outside [from, to) and, where the run is cut, of rows outside [lo, hi) they are NaN, and
- * so are the scores, which makes them no hits and without weight. */
-static const float *visible_scales(const scan *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut)
+const float *idx_visible_scales(const idx_scan_state *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut)
 {
     const float *scale = c->ix->code.scale + at;
     const uint16_t *ids = c->ix->code.ids + at;
@@ -120,7 +104,7 @@ static const float *visible_scales(const scan *c, uint32_t at, uint32_t n, uint3
 }
 
 /* Adds the weights of a tile, slots [at, at + n), whose largest scores are `best`, to their clusters' sums; `cluster` holds the first slot of [from, ..) in it. */
-static void add_weights(const scan *c, uint32_t at, uint32_t n, uint32_t from, uint32_t cluster, const float *best)
+static void add_weights(const idx_scan_state *c, uint32_t at, uint32_t n, uint32_t from, uint32_t cluster, const float *best)
 {
     idx_scratch *s = c->s;
     uint32_t heads = 0;
@@ -142,7 +126,7 @@ static void add_weights(const scan *c, uint32_t at, uint32_t n, uint32_t from, u
 
 /* Asks for a head's share of the codes of the tile from slot `at` on: reading memory takes longer than all that is done with a tile's scores, so it has to
  * go on meanwhile. */
-static void fetch_share(const scan *c, uint32_t at, uint32_t h)
+static void fetch_share(const idx_scan_state *c, uint32_t at, uint32_t h)
 {
     size_t bytes = (size_t)IDX_TILE / IDX_BLOCK * c->ix->code.quads * 64, group = c->q->group;
     const uint8_t *codes = c->ix->code.codes + (size_t)at / IDX_BLOCK * c->ix->code.quads * 64;
@@ -150,7 +134,7 @@ static void fetch_share(const scan *c, uint32_t at, uint32_t h)
         __builtin_prefetch(codes + i * 64, 0, 3);
 }
 
-static void scan_run(const scan *c, uint32_t run)
+static void scan_run(const idx_scan_state *c, uint32_t run)
 {
     const idx_index *ix = c->ix;
     idx_scratch *s = c->s;
@@ -161,10 +145,11 @@ static void scan_run(const scan *c, uint32_t run)
     if (from >= to || hi <= c->q->lo || lo >= c->q->hi)
         return;
     bool cut = lo < c->q->lo || hi > c->q->hi;
+    s->visited += to - from;
     for (uint32_t at = from & ~(IDX_BLOCK - 1u); at < to; at += IDX_TILE) {
         uint32_t n = to - at < IDX_TILE ? (to - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
         uint32_t cluster = cluster_of(ix, at < from ? from : at), stop = at + n < to ? n : to - at;
-        c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, visible_scales(c, at, n, from, to, lo, cut), n / IDX_BLOCK, quads,
+        c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, idx_visible_scales(c, at, n, from, to, lo, cut), n / IDX_BLOCK, quads,
                     s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
             fetch_share(c, at + IDX_TILE, h);
@@ -202,7 +187,7 @@ static void compact(idx_hits *x, float least, uint32_t quota)
 
 /* Scores the candidates of head h (slots) again, from the keys, but for those whose scores lie between sure_lo and sure_hi. Keys are anywhere in memory, so all
  * of them are asked for before the first one is needed. */
-static void score_again(const scan *c, const idx_rows *keys, uint32_t h, idx_hits *x, float sure_lo, float sure_hi)
+static void score_again(const idx_scan_state *c, const idx_rows *keys, uint32_t h, idx_hits *x, float sure_lo, float sure_hi)
 {
     uint32_t dim_pad = idx_dim_pad(keys->dim), lo = 0, hi = 0, n = 0, *at = (uint32_t *)(void *)c->s->tmp, *rows = at + idx_top_cap(c->s->max_keep);
     size_t bytes = keys->dim * idx_type_size(keys->type);
@@ -226,7 +211,7 @@ static void score_again(const scan *c, const idx_rows *keys, uint32_t h, idx_hit
 }
 
 /* Score of a key that has small_share of the weight of all, as far as it is known here: what the scan saw, and the best one found elsewhere. */
-static float share_score(const scan *c, uint32_t h, float floor)
+static float share_score(const idx_scan_state *c, uint32_t h, float floor)
 {
     const float *w = c->weights + h * c->ld;
     uint32_t n = c->end - c->first;
@@ -243,7 +228,7 @@ static float share_score(const scan *c, uint32_t h, float floor)
 }
 
 /* Turns the candidates of head h into hits: what the budget asks for. */
-static void rerank(const scan *c, const idx_rows *keys, uint32_t h, uint32_t top_k, float beta)
+static void rerank(const idx_scan_state *c, const idx_rows *keys, uint32_t h, uint32_t top_k, float beta)
 {
     const idx_index *ix = c->ix;
     idx_scratch *s = c->s;
@@ -253,7 +238,7 @@ static void rerank(const scan *c, const idx_rows *keys, uint32_t h, uint32_t top
     idx_hits x = {t->ids, t->scores, t->n, s->clusters + (t->ids - s->top_ids), s->scanned + (t->ids - s->top_ids)};
     bool all = beta == INFINITY && top_k == c->q->hi - c->q->lo; /* asks for exact attention */
     if (c->weights && x.n && !all) {
-        float best = c->k->max(x.scores, x.n, floor), share = share_score(c, h, floor), edge = best - beta;
+        float best = c->k->max(x.scores, x.n, floor), share = idx_is_lists(ix) ? -INFINITY : share_score(c, h, floor), edge = best - beta;
         sure_hi = best - near_best > share ? best - near_best : share;
         sure_lo = -INFINITY;
         if (x.n > top_k) {
@@ -284,7 +269,7 @@ static void rerank(const scan *c, const idx_rows *keys, uint32_t h, uint32_t top
 int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q, uint32_t first, uint32_t end, idx_scratch *s,
                    float *weights, size_t ld, float *ret_m, idx_hits **ret_hits)
 {
-    if (!ix || ix->header->kind != IDX_FLAT || ix->header->n != keys->n || ix->header->dim != keys->dim || !q->group ||
+    if (!ix || ix->header->kind == IDX_GRAPH || ix->header->n != keys->n || ix->header->dim != keys->dim || !q->group ||
         q->group > s->max_group || keys->dim > s->max_dim || q->lo > q->hi || q->hi > keys->n || first > end ||
         end > ix->header->n_clusters)
         return -EINVAL;
@@ -292,9 +277,9 @@ int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q
     if (top_k > s->max_k)
         return -EINVAL;
     float beta = q->budget.beta > 0 ? q->budget.beta : INFINITY;
-    scan c = {idx_kernels_get(), ix, q, s, first, end, weights, ld, ret_m, logf((float)ix->header->n / negligible)};
+    idx_scan_state c = {idx_kernels_get(), ix, q, s, first, end, weights, ld, ret_m, logf((float)ix->header->n / negligible)};
     idx_pad_queries(s->q, q->q, q->group, keys->dim);
-    code_queries(ix, q, s);
+    idx_code_queries(ix, q, s);
     for (uint32_t h = 0; h < q->group; h++) {
         float floor = q->floor && q->floor[h] == q->floor[h] ? q->floor[h] : -INFINITY;
         idx_top_reset(&s->tops[h], top_k ? top_k + IDX_CODE_SPARE : 0, weights ? beta : beta + s->code_query[h].margin,
@@ -304,7 +289,10 @@ int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q
         if (weights)
             memset(weights + h * ld, 0, (end - first) * sizeof *weights);
     }
-    if (first < end)
+    s->visited = 0;
+    if (first < end && idx_is_lists(ix))
+        idx_lists_scan(&c, top_k, beta);
+    else if (first < end)
         for (uint32_t run = run_of_cluster(ix, first), last = run_of_cluster(ix, end - 1); run <= last; run++)
             scan_run(&c, run);
     for (uint32_t h = 0; h < q->group; h++) {
@@ -319,7 +307,7 @@ int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q
 
 int idx_codes_cut(const idx_index *ix, const idx_rows *values, idx_cut *cut)
 {
-    if (!ix || ix->header->kind != IDX_FLAT || values->n != ix->header->n || values->dim != ix->header->dim || cut->run >= ix->code.n_runs)
+    if (!ix || ix->header->kind == IDX_GRAPH || values->n != ix->header->n || values->dim != ix->header->dim || cut->run >= ix->code.n_runs)
         return -EINVAL;
     const idx_kernels *k = idx_kernels_get();
     uint32_t dim_pad = idx_dim_pad(values->dim), run_lo, run_hi, at = ix->code.run[cut->run], n = ix->code.run[cut->run + 1] - at;
@@ -344,7 +332,7 @@ int idx_codes_cut(const idx_index *ix, const idx_rows *values, idx_cut *cut)
     return 0;
 }
 
-static const idx_cut *find_cut(const idx_cut *cuts, uint32_t n_cuts, uint32_t run)
+const idx_cut *idx_find_cut(const idx_cut *cuts, uint32_t n_cuts, uint32_t run)
 {
     for (uint32_t i = 0; i < n_cuts; i++)
         if (cuts[i].run == run)
@@ -356,7 +344,7 @@ uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cut
 {
     uint32_t run = run_of_cluster(ix, first), next = ix->code.run[run + 1];
     size_t dim_pad = idx_dim_pad(ix->header->dim);
-    const idx_cut *cut = find_cut(cuts, n_cuts, run);
+    const idx_cut *cut = idx_find_cut(cuts, n_cuts, run);
     *ret_sums = cut ? cut->sums + (first - ix->code.run[run]) * dim_pad : ix->code.sums + first * dim_pad;
     return next < end ? next : end;
 }
@@ -366,6 +354,12 @@ float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, ui
 {
     const idx_kernels *k = idx_kernels_get();
     float l = 0;
+    if (idx_is_lists(ix)) {
+        l = idx_lists_estimate(ix, cuts, n_cuts, first, end, m, factor, weights, clusters, scanned, n_hits, taken);
+        for (uint32_t i = 0; i < n_hits; i++)
+            ret_hit_coef[i] = weights[clusters[i] - first];
+        return l;
+    }
     for (uint32_t i = 0; i < n_hits; i += IDX_TILE) {
         float w[IDX_TILE + 16];
         uint32_t n = n_hits - i < IDX_TILE ? n_hits - i : IDX_TILE;
@@ -378,7 +372,7 @@ float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, ui
     }
     for (uint32_t c = first; c < end;) {
         uint32_t run = run_of_cluster(ix, c), next = ix->code.run[run + 1] < end ? ix->code.run[run + 1] : end;
-        const idx_cut *cut = find_cut(cuts, n_cuts, run);
+        const idx_cut *cut = idx_find_cut(cuts, n_cuts, run);
         const uint32_t *counts = cut ? cut->counts + (c - ix->code.run[run]) : NULL, *at = ix->code.first + c;
         for (uint32_t i = 0; i < next - c; i++) {
             uint32_t left = (counts ? counts[i] : at[i + 1] - at[i]) - taken[c - first + i];

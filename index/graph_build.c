@@ -35,18 +35,23 @@ idx_graph_params idx_graph_params_default(void)
     return (idx_graph_params){.knn = 100, .degree = 16, .beam = 32, .pivots = 8, .entries = 32};
 }
 
+bool idx_train_fits(const idx_queries *train)
+{
+    return !train->m || (train->group && train->group <= IDX_MAX_GROUP && train->m <= IDX_MAX_ROWS / train->group);
+}
+
 static bool params_fit(const idx_rows *keys, const idx_queries *train, const idx_graph_params *p)
 {
     if (!keys->n || keys->n > IDX_MAX_ROWS || !keys->dim || keys->dim > IDX_MAX_DIM || keys->type > IDX_BF16 ||
         (keys->n > 1 && keys->stride < keys->dim * idx_type_size(keys->type)))
         return false;
-    if (train->m && (!train->group || train->group > IDX_MAX_GROUP || train->m > IDX_MAX_ROWS / train->group))
+    if (!idx_train_fits(train))
         return false;
     return p->knn && p->knn <= IDX_MAX_GATHER && p->degree && p->degree <= IDX_MAX_CANDIDATES / 2 && p->beam && p->beam <= IDX_MAX_BEAM &&
            p->pivots && p->pivots <= p->knn && p->entries && p->entries <= IDX_MAX_ENTRIES;
 }
 
-static int scratch_new(idx_builder *b)
+int idx_build_scratch(idx_builder *b)
 {
     size_t heads = b->train.m ? b->train.group : 1, cap = idx_top_cap(IDX_MAX_GATHER);
     b->q = idx_alloc(heads * b->dim_pad, 4);
@@ -75,7 +80,7 @@ int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_gr
     b->dim_pad = idx_dim_pad(keys->dim);
     b->n_queries = train->m ? train->m * train->group : 0;
     b->generation = 1; /* the marks of idx_knn_entries() */
-    int r = scratch_new(b);
+    int r = idx_build_scratch(b);
     if (!r)
         r = idx_space_new(b);
     if (!r)
@@ -105,6 +110,7 @@ void idx_builder_free(idx_builder *b)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
     idx_codes_build_free(b->codes);
+    idx_lists_build_free(b->lists);
     idx_free(b->result);
     idx_scratch_free(b->tune_scratch);
     free(b);

@@ -29,6 +29,7 @@ struct idx_builder {
     const idx_phase *phases;
     int n_phases;
     struct idx_codes_build *codes; /* codes_build.c: NULL for a graph */
+    struct idx_lists_build *lists; /* lists_build.c: NULL for others */
     idx_rows keys;
     idx_queries train;
     idx_graph_params params;
@@ -73,8 +74,22 @@ struct idx_builder {
     idx_index *result;
 };
 
-/* codes_build.c */
+/* codes_build.c. The new builder's phases are not set; its clusters are those of the values, or else of `points`. */
+int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret);
+void idx_codes_build_points(idx_builder *b, const idx_rows *points);
 void idx_codes_build_free(struct idx_codes_build *c);
+bool idx_codes_mean(idx_builder *b);
+bool idx_codes_cluster(idx_builder *b);
+bool idx_codes_emit(idx_builder *b);
+/* v: a key less the mean, padded with zeros; codes: its first four bytes in its block. Returns its scale, NaN if v isn't finite. */
+float idx_codes_encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *codes);
+
+/* lists_build.c */
+void idx_lists_build_free(struct idx_lists_build *l);
+
+/* graph_build.c: q, rows, scores, tmp for the builder's keys and training queries. */
+int idx_build_scratch(idx_builder *b);
+bool idx_train_fits(const idx_queries *train);
 
 /* graph_space.c */
 int idx_space_new(idx_builder *b);

@@ -22,9 +22,9 @@ void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes)
     ix->bytes = bytes;
     ix->arena = arena;
     ix->header = (const idx_header *)(const void *)arena;
-    if (ix->header->kind == IDX_FLAT) {
-        size_t at[8];
-        idx_codes_layout(ix->header->n, ix->header->dim, ix->header->n_clusters, at);
+    if (ix->header->kind != IDX_GRAPH) {
+        size_t at[IDX_CODE_PARTS];
+        idx_codes_layout((idx_kind)ix->header->kind, ix->header->n, ix->header->dim, ix->header->n_clusters, at);
         ix->entries = ix->first = ix->links = NULL;
         ix->code.n_runs = idx_codes_runs(ix->header->n);
         ix->code.n_blocks = (ix->header->n + IDX_BLOCK - 1) / IDX_BLOCK;
@@ -37,6 +37,9 @@ void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes)
         ix->code.scale = (const float *)(const void *)(arena + at[5]);
         ix->code.sums = (const float *)(const void *)(arena + at[6]);
         ix->code.codes = arena + at[7];
+        ix->code.cent_scale = (const float *)(const void *)(arena + at[8]);
+        ix->code.spread = (const float *)(const void *)(arena + at[9]);
+        ix->code.cent_codes = arena + at[10];
         return;
     }
     ix->entries = (const uint32_t *)(const void *)(arena + sizeof(idx_header));
@@ -56,17 +59,20 @@ int idx_bad(char *err, size_t errlen, const char *format, ...)
 
 static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t dim, char *err, size_t errlen)
 {
-    static const uint32_t zero[3];
+    static const uint32_t zero[2];
     if (h->magic != IDX_MAGIC)
         return idx_bad(err, errlen, "not an index");
     if (h->version != IDX_VERSION)
         return idx_bad(err, errlen, "index version %u, this program knows %d", h->version, IDX_VERSION);
-    if (h->kind != IDX_GRAPH && h->kind != IDX_FLAT)
+    if (h->kind > IDX_IVF)
         return idx_bad(err, errlen, "unknown index kind %u", h->kind);
     if (h->n != n || h->dim != dim)
         return idx_bad(err, errlen, "index is for %u keys of %u dimensions, not %u of %u", h->n, h->dim, n, dim);
-    if (h->kind == IDX_FLAT) {
-        size_t at[8], need = idx_codes_layout(h->n, h->dim, h->n_clusters, at);
+    bool lists = h->kind == IDX_CLUSTER || h->kind == IDX_IVF;
+    if (lists ? !(h->margin >= 0 && h->margin < INFINITY) : memcmp(&h->margin, zero, sizeof h->margin) != 0)
+        return idx_bad(err, errlen, "damaged index header");
+    if (h->kind != IDX_GRAPH) {
+        size_t at[IDX_CODE_PARTS], need = idx_codes_layout((idx_kind)h->kind, h->n, h->dim, h->n_clusters, at);
         if (!(h->noise >= 0 && h->noise < INFINITY))
             return idx_bad(err, errlen, "damaged index header");
         if (h->max_degree || h->spare || h->n_links || memcmp(h->reserved, zero, sizeof zero) != 0)
@@ -142,7 +148,7 @@ cleanup:
 int idx_check(const idx_index *ix, char *err, size_t errlen)
 {
     int r = check_header(ix->header, ix->bytes, ix->header->n, ix->header->dim, err, errlen);
-    if (!r && ix->header->kind == IDX_FLAT)
+    if (!r && ix->header->kind != IDX_GRAPH)
         return idx_codes_check(ix, err, errlen);
     if (!r)
         r = check_ids(ix, err, errlen);

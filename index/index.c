@@ -64,8 +64,18 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->tile_best = idx_alloc(max_group, sizeof *s->tile_best);
     s->clusters = idx_alloc(max_group * cap, sizeof *s->clusters);
     s->scanned = idx_alloc(max_group * cap, sizeof *s->scanned);
+    s->list_ld = (idx_codes_max_clusters(max_n) + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u);
+    s->list_score = idx_alloc((size_t)max_group * s->list_ld, sizeof *s->list_score);
+    s->list_dev = idx_alloc((size_t)max_group * s->list_ld, sizeof *s->list_dev);
+    s->list_along = idx_alloc((size_t)max_group * IDX_DIRECTIONS * s->list_ld, sizeof *s->list_along);
+    s->list_query = calloc(max_group, sizeof *s->list_query);
+    s->list_bound = idx_alloc((size_t)max_group * s->list_ld, sizeof *s->list_bound);
+    s->list_tmp = idx_alloc(2 * ((size_t)s->list_ld + IDX_BLOCK), sizeof *s->list_tmp);
+    s->list_want = idx_alloc(s->list_ld, sizeof *s->list_want);
+    s->list_done = idx_alloc(s->list_ld, sizeof *s->list_done);
     if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->stamp || !s->frontier ||
-        !s->aims || !s->code_q || !s->code_query || !s->weigh || !s->weigh_to || !s->scales || !s->tile_best || !s->clusters || !s->scanned) {
+        !s->aims || !s->code_q || !s->code_query || !s->weigh || !s->weigh_to || !s->scales || !s->tile_best || !s->clusters || !s->scanned ||
+        !s->list_score || !s->list_dev || !s->list_along || !s->list_query || !s->list_bound || !s->list_tmp || !s->list_want || !s->list_done) {
         idx_scratch_free(s);
         return -ENOMEM;
     }
@@ -101,7 +111,20 @@ void idx_scratch_free(idx_scratch *s)
     free(s->tile_best);
     free(s->clusters);
     free(s->scanned);
+    free(s->list_score);
+    free(s->list_dev);
+    free(s->list_along);
+    free(s->list_query);
+    free(s->list_bound);
+    free(s->list_tmp);
+    free(s->list_want);
+    free(s->list_done);
     free(s);
+}
+
+uint32_t idx_visited(const idx_scratch *s)
+{
+    return s->visited;
 }
 
 static bool query_fits(const idx_index *ix, const idx_rows *keys, const idx_query *q, const idx_scratch *s)
@@ -110,7 +133,7 @@ static bool query_fits(const idx_index *ix, const idx_rows *keys, const idx_quer
         return false;
     if (q->lo > q->hi || q->hi > keys->n || (q->hi - q->lo > s->max_k && q->budget.top_k > s->max_k))
         return false;
-    return !ix || (ix->header->kind == IDX_GRAPH && ix->header->n == keys->n && ix->header->dim == keys->dim && keys->n <= s->max_n);
+    return !ix || (ix->header->n == keys->n && ix->header->dim == keys->dim && keys->n <= s->max_n);
 }
 
 int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits, uint32_t *ret_visited)
@@ -118,6 +141,13 @@ int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, id
     if (!query_fits(ix, keys, q, s))
         return -EINVAL;
     uint32_t span = q->hi - q->lo, top_k = q->budget.top_k < span ? q->budget.top_k : span, visited = 0;
+    if (ix && ix->header->kind != IDX_GRAPH) {
+        float m[IDX_MAX_GROUP];
+        int r = idx_codes_scan(ix, keys, q, 0, ix->header->n_clusters, s, NULL, 0, m, ret_hits);
+        if (ret_visited)
+            *ret_visited = s->visited;
+        return r;
+    }
     float beta = q->budget.beta > 0 ? q->budget.beta : INFINITY;
     idx_pad_queries(s->q, q->q, q->group, keys->dim);
     for (uint32_t h = 0; h < q->group; h++)
@@ -137,6 +167,7 @@ int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, id
         s->hits[h] = (idx_hits){.ids = t->ids, .scores = t->scores, .n = t->n};
     }
     *ret_hits = s->hits;
+    s->visited = visited;
     if (ret_visited)
         *ret_visited = visited;
     return 0;

@@ -1,17 +1,18 @@
 /* index/: vector search over the keys of one KV head.
  *
- * A library of its own: it knows no model, no thread pool and no file. It answers one question, for the whole
- * query group that shares the head: which keys have the largest inner product with each query of the group?
+ * A library of its own: it knows no model, no thread pool and no file. It answers one question, for the whole query group that shares the head: which keys
+ * have the largest inner product with each query of the group?
  *
  *   flat   a scan of all keys, batched over the group. Without an index it reads the keys and is exact. With one ("codes") it reads an int8 code of
  *          every key less the mean key, and scores the best again from the keys; besides it knows every key's softmax weight, which makes an estimate of
  *          all that is not retrieved possible (codes_build.c).
- *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in
- *          RetrievalAttention (arXiv 2409.10516, section 3.2) and AlayaDB; notes on where we deviate stand in graph_build.c.
+ *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in RetrievalAttention (arXiv 2409.10516,
+ *          section 3.2) and AlayaDB; notes on where we deviate stand in graph_build.c.
+ *   lists  codes in the order of clusters of keys, of which a search scans only those that may hold hits (lists_build.c, lists_search.c). cluster: k-means
+ *          in the queries' metric; each head scans as far as a measured margin says. ivf: plain k-means and a fixed share, as the paper's baseline.
  *
- * Threads: an idx_index is immutable and may be searched by any number of threads, each with its own idx_scratch.
- * An idx_builder belongs to one thread at a time. Nothing here takes a lock, starts a thread or, once a scratch
- * exists, allocates during a search.
+ * Threads: an idx_index is immutable and may be searched by any number of threads, each with its own idx_scratch. An idx_builder belongs to one thread at a
+ * time. Nothing here takes a lock, starts a thread or, once a scratch exists, allocates during a search.
  *
  * Scores are scale * (q . k), in float32, computed from the keys as stored. Errors are -errno.
  */
@@ -36,7 +37,7 @@ idx_cpu idx_cpu_detect(void);
 void idx_cpu_set(idx_cpu level);
 
 typedef enum { IDX_F32, IDX_F16, IDX_BF16 } idx_type;
-typedef enum { IDX_FLAT, IDX_GRAPH } idx_kind;
+typedef enum { IDX_FLAT, IDX_GRAPH, IDX_CLUSTER, IDX_IVF } idx_kind;
 
 /* n rows of dim elements, `stride` bytes apart. Borrowed: the caller keeps them alive and unchanged. */
 typedef struct {
@@ -46,8 +47,8 @@ typedef struct {
     idx_type type;
 } idx_rows;
 
-/* m training positions, each with `group` queries: q is f16 [m][group][dim]. pos[i] is the row number of the newest key
- * that query i may see (it may be >= n: then it sees all). Rising order. Borrowed until the builder is finished. */
+/* m training positions, each with `group` queries: q is f16 [m][group][dim]. pos[i] is the row number of the newest key that query i may see (it may be
+ * >= n: then it sees all). Rising order. Borrowed until the builder is finished. */
 typedef struct {
     const uint16_t *q;
     const uint32_t *pos;
@@ -76,6 +77,9 @@ int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_gr
  * 64-byte aligned, for the index to lie in, so that those of many heads share large pages; it must outlive the index. */
 int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret);
 size_t idx_codes_max_bytes(uint32_t n, uint32_t dim); /* 0: no such index */
+
+/* The same in the order of clusters of keys: lists (IDX_CLUSTER, IDX_IVF). A key that isn't finite ends the build with -EINVAL. */
+int idx_builder_new_lists(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, idx_builder **ret);
 
 /* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked at least every millisecond or so; 0 = no limit).
  * 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut. */
@@ -137,10 +141,10 @@ typedef struct idx_scratch idx_scratch;
 int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32_t max_k, idx_scratch **ret);
 void idx_scratch_free(idx_scratch *s);
 
-/* Searches keys with `ix` (NULL: flat scan). *ret_hits is [group], owned by the scratch, valid until its next search.
- * *ret_visited (may be NULL) is the number of keys whose score was computed. -EINVAL when the query exceeds the scratch. */
-int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits,
-               uint32_t *ret_visited);
+/* Searches keys with `ix` (NULL: flat scan). *ret_hits is [group], owned by the scratch, valid until its next search. *ret_visited (may be NULL) is the
+ * number of keys whose score was computed. -EINVAL when the query exceeds the scratch. */
+int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s, idx_hits **ret_hits, uint32_t *ret_visited);
+uint32_t idx_visited(const idx_scratch *s); /* by the last search or scan */
 
 /* ---- codes: scan and estimate ----------------------------------------------------------------------------------
  * Rows are grouped into runs of successive rows, and a run's rows into clusters of like values, numbered through all runs; codes lie in this order.
@@ -163,7 +167,7 @@ void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part
 /* Rows that a part may have beyond its equal share. */
 enum { IDX_PART_SLACK = 256 };
 
-/* As idx_search() over the rows of clusters [first, end) that lie in [lo, hi); with weights, scores of hits that are neither near the best one nor near the
+/* Of flat, cluster or ivf: as idx_search() over the rows of clusters [first, end) that lie in [lo, hi); with weights, scores of hits that are neither near the best one nor near the
  * edge of the budget are those of their codes. Of each head h: *weights (NULL: not wanted) [h * ld + c - first], and
  * ret_m[h], which is no less than its floor; where no row has a score, the weights are 0 and ret_m[h] may be -INFINITY. */
 int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q, uint32_t first, uint32_t end, idx_scratch *s, float *weights, size_t ld,
@@ -185,8 +189,7 @@ int idx_codes_cut(const idx_index *ix, const idx_rows *values, idx_cut *cut); /*
 float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, float m, float factor, float *weights,
                    const uint32_t *clusters, const float *scanned, uint32_t n_hits, uint32_t *taken, float *ret_hit_coef);
 
-/* The next stretch of clusters from `first` on, not beyond `end`, whose value sums lie one after another ([idx_codes_sum_stride(dim)] floats each); returns
- * its end. */
+/* The next stretch of clusters from `first` on, not beyond `end`, whose value sums ([idx_codes_sum_stride(dim)] floats) lie together; returns its end. */
 uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, const float **ret_sums);
 
 /* Reorders (ids, scores) so that the k largest scores stand first, and returns min(k, n). Ties go to the smaller id. */

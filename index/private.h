@@ -18,8 +18,9 @@ enum {
     IDX_MAX_ENTRIES = 4096,
     IDX_MAX_SPARE = 1024,
     IDX_RUN = 8192,        /* rows of a run of codes, about: at most half as many more */
-    IDX_CLUSTER = 32,      /* rows of a value cluster, on average */
+    IDX_CLUSTER_ROWS = 32, /* rows of a value cluster, on average */
     IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
+    IDX_DIRECTIONS = 4,    /* of a cluster's variation, kept beside its mean key */
     IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted */
 };
 
@@ -33,7 +34,8 @@ typedef struct {
     uint32_t spare; /* keys a search keeps for a head beyond those it returns: the width of its beam (graph_tune.c) */
     uint64_t n_links, bytes;
     float noise;          /* codes: rms error of a score by code, per unit of the query's norm and of the scale; else 0 */
-    uint32_t reserved[3]; /* zero */
+    float margin;         /* lists: how far a cluster is searched (lists_search.c); else 0 */
+    uint32_t reserved[2]; /* zero */
 } idx_header;
 
 struct idx_index {
@@ -54,6 +56,10 @@ struct idx_index {
         const float *scale;    /* [16 * n_blocks]; NaN: the key isn't finite, it has no score */
         const float *sums;     /* [n_clusters][dim_pad]: summed values */
         const uint8_t *codes;  /* [n_blocks][quads][16][4] */
+        /* lists, [clusters in blocks of 16]: the mean key as a code; of clusters, too, [IDX_DIRECTIONS] directions in which the keys vary most, as long as
+         * they vary in them; the rms of the rest */
+        const float *cent_scale, *spread;
+        const uint8_t *cent_codes;
     } code;
 };
 
@@ -92,8 +98,14 @@ static inline int32_t idx_round(float x)
     return u.i - 0x4b400000;
 }
 
+static inline bool idx_is_lists(const idx_index *ix)
+{
+    return ix->header->kind == IDX_CLUSTER || ix->header->kind == IDX_IVF;
+}
+
 /* Bytes of a codes arena and where its parts begin, in the order of `code`; 0 when the counts are out of bounds. */
-size_t idx_codes_layout(uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[8]);
+enum { IDX_CODE_PARTS = 11 };
+size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS]);
 
 /* idx_check()'s part for codes; the header has been checked. */
 int idx_codes_check(const idx_index *ix, char *err, size_t errlen);
@@ -146,7 +158,53 @@ struct idx_scratch {
     float *tile_best;           /* [max_group] */
     uint32_t *clusters;         /* as top_ids */
     float *scanned;             /* as top_scores */
+
+    /* lists */
+    uint32_t list_ld;
+    float *list_score, *list_dev, *list_bound; /* [max_group][list_ld] */
+    float *list_along;              /* [max_group][IDX_DIRECTIONS * list_ld]: a direction's scores */
+    idx_code_query *list_query;     /* [max_group]: without offset */
+    float *list_tmp;                /* [2 * (list_ld + 16)] */
+    uint32_t *list_want, *list_done; /* [list_ld]: a bit for each of 32 heads */
+
+    uint32_t visited; /* keys that the last search scored for some head */
 };
+
+/* ---- codes_scan.c, lists_search.c ---- */
+
+/* What a scan of codes works on. */
+typedef struct {
+    const idx_kernels *k;
+    const idx_index *ix;
+    const idx_query *q;
+    idx_scratch *s;
+    uint32_t first, end; /* clusters */
+    float *weights;      /* NULL: not wanted */
+    size_t ld;
+    float *m;
+    float cut; /* nothing this far below m has a weight */
+} idx_scan_state;
+
+/* The scales of a tile, slots [at, at + n), to score it with: of slots outside [from, to) and, where the run is cut, of rows outside [lo, hi) they are NaN, and
+ * so are the scores, which makes them no hits and without weight. */
+const float *idx_visible_scales(const idx_scan_state *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut);
+
+/* s->q [group][dim_pad] as pairs of bytes. */
+void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s);
+
+/* Of all clusters for all heads: the centroid's score to s->list_score, the standard deviation of its keys' scores to s->list_dev (ivf: 0), and the scores'
+ * rounding errors with them. s->q and the coded queries are those of the search. */
+void idx_lists_score(const idx_index *ix, uint32_t group, float scale, idx_scratch *s);
+
+/* A search of lists: candidates to the tops; weights are the centroids' scores. */
+void idx_lists_scan(const idx_scan_state *c, uint32_t top_k, float beta);
+
+/* idx_estimate() of lists. */
+float idx_lists_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, float m, float factor,
+                         float *weights, const uint32_t *clusters, const float *scanned, uint32_t n_hits, uint32_t *taken);
+
+/* The cut of a run, or NULL. */
+const idx_cut *idx_find_cut(const idx_cut *cuts, uint32_t n_cuts, uint32_t run);
 
 /* Copies n vectors to rows of dim_pad, zero padded. */
 void idx_pad_queries(float *dst, const float *q, uint32_t n, uint32_t dim);

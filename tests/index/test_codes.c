@@ -1,5 +1,5 @@
-/* Codes: retrieval by int8 codes and the estimate of what is not retrieved, against float64 brute force, on every instruction set of the
- * machine.
+/* Codes and lists: retrieval by int8 codes and the estimate of what is not retrieved, against float64 brute force, on every instruction set of
+ * the machine. What is true of lists alone is in test_lists.c.
  *
  * usage: test_codes [SET...]     with folders: prints errors and costs for them (data/qk/README.md gives the layout; values.npy is needed)
  */
@@ -54,12 +54,22 @@ static double *doubles(const _Float16 *x, size_t n)
     return d;
 }
 
-static idx_index *build_in(const idx_rows *keys, const idx_rows *values, uint64_t slice_ns, void *memory)
+static const idx_queries no_queries;
+static const idx_kind code_kinds[] = {IDX_FLAT, IDX_CLUSTER, IDX_IVF};
+enum { N_KINDS = 3 };
+
+/* memory: of flat only. */
+static int builder_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, void *memory, idx_builder **ret)
+{
+    return kind == IDX_FLAT ? idx_builder_new_codes(keys, values, memory, ret) : idx_builder_new_lists(kind, keys, values, train, ret);
+}
+
+static idx_index *build_in(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, uint64_t slice_ns, void *memory)
 {
     idx_builder *b;
     idx_index *ix;
     int r;
-    MUST(idx_builder_new_codes(keys, values, memory, &b) == 0);
+    MUST(builder_new(kind, keys, values, train, memory, &b) == 0);
     while ((r = idx_builder_step(b, slice_ns)) == 1) {
     }
     MUST(r == 0);
@@ -68,20 +78,25 @@ static idx_index *build_in(const idx_rows *keys, const idx_rows *values, uint64_
     return ix;
 }
 
-static idx_index *build(const idx_rows *keys, const idx_rows *values, uint64_t slice_ns)
+static idx_index *build(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, uint64_t slice_ns)
 {
-    return build_in(keys, values, slice_ns, NULL);
+    return build_in(kind, keys, values, train, slice_ns, NULL);
 }
 
 /* k, v: f16 [n][dim], kept. */
-static head head_new(const void *k, const void *v, uint32_t n, uint32_t dim)
+static head head_trained(idx_kind kind, const void *k, const void *v, uint32_t n, uint32_t dim, const idx_queries *train)
 {
     head x = {.keys = {k, (size_t)dim * 2, n, dim, IDX_F16}, .values = {v, (size_t)dim * 2, n, dim, IDX_F16}, .n = n, .dim = dim};
     x.k = doubles(k, (size_t)n * dim);
     x.v = doubles(v, (size_t)n * dim);
-    x.ix = build(&x.keys, &x.values, 0);
+    x.ix = build(kind, &x.keys, &x.values, train, 0);
     MUST(idx_scratch_new(n, dim, MAX_GROUP, n, &x.scratch) == 0);
     return x;
+}
+
+static head head_new(idx_kind kind, const void *k, const void *v, uint32_t n, uint32_t dim)
+{
+    return head_trained(kind, k, v, n, dim, &no_queries);
 }
 
 static void head_free(head *x)
@@ -255,12 +270,13 @@ static _Float16 *random_rows(size_t n, double scale)
  * range, parts and budget. */
 START_TEST(each_row_counts_once)
 {
-    idx_cpu_set((idx_cpu)_i);
+    idx_kind kind = code_kinds[_i % N_KINDS];
+    idx_cpu_set((idx_cpu)(_i / N_KINDS));
     static const uint32_t sizes[] = {1, 15, 37, 1024, 12287, 12288, 20011};
     for (size_t t = 0; t < sizeof sizes / sizeof *sizes; t++) {
         uint32_t n = sizes[t], dim = 24;
         _Float16 *k = random_rows((size_t)n * dim, 1), *v = random_rows((size_t)n * dim, 1);
-        head x = head_new(k, v, n, dim);
+        head x = head_new(kind, k, v, n, dim);
         float q[MAX_GROUP * 24] = {0};
         for (int round = 0; round < 8; round++) {
             uint32_t lo = round ? (uint32_t)(t_u64(&rng) % n) : 0, hi = round ? lo + 1 + (uint32_t)(t_u64(&rng) % (n - lo)) : n;
@@ -347,7 +363,7 @@ typedef struct {
     double recall16, recall100, without, with, weight, n, hits;
 } quality;
 
-static quality measure(const head *x, const t_npy *decode, uint32_t lo, uint32_t hi, idx_budget budget, uint32_t steps)
+static quality measure(const head *x, const t_npy *decode, uint32_t lo, uint32_t hi, idx_budget budget, uint32_t steps, uint32_t parts)
 {
     quality m = {0};
     uint32_t group = (uint32_t)decode->dims[1];
@@ -361,7 +377,7 @@ static quality measure(const head *x, const t_npy *decode, uint32_t lo, uint32_t
             floor[h] = (float)best;
         }
         idx_query query = {.q = q, .floor = floor, .group = group, .lo = lo, .hi = hi, .scale = 0.125f, .budget = budget};
-        result r = search(x, &query, 3);
+        result r = search(x, &query, parts);
         for (uint32_t h = 0; h < group; h++) {
             const float *qh = q + (size_t)h * x->dim;
             add_recall(x, qh, 0.125, lo, hi, &r, h, &m.recall16, &m.recall100);
@@ -390,7 +406,7 @@ static void table(const char *dir)
     set s = {load(dir, "keys"), load(dir, "values"), load(dir, "decode_q")};
     uint32_t n = (uint32_t)s.keys.dims[0], dim = (uint32_t)s.keys.dims[1], group = (uint32_t)s.decode.dims[1], hi = n - WINDOW;
     double start = seconds();
-    head x = head_new(s.keys.data, s.values.data, n, dim);
+    head x = head_new(IDX_FLAT, s.keys.data, s.values.data, n, dim);
     double built = seconds() - start;
     size_t bytes;
     idx_arena(x.ix, &bytes);
@@ -398,7 +414,7 @@ static void table(const char *dir)
            built * 1e3, (double)bytes / n, idx_codes_max_clusters(n));
     static const idx_budget budgets[] = {{100, 0}, {512, 7}, {1024, 8}, {2048, 9}};
     for (int i = 0; i < 4; i++) {
-        quality m = measure(&x, &s.decode, SINKS, hi, budgets[i], 24);
+        quality m = measure(&x, &s.decode, SINKS, hi, budgets[i], 24, 3);
         float q[MAX_GROUP * 256], *w = need(malloc((size_t)idx_codes_max_clusters(n) * MAX_GROUP * 4)), mm[MAX_GROUP];
         double scan[3] = {0};
         for (uint32_t step = 0; step < 24; step++) {
@@ -434,24 +450,36 @@ static void table(const char *dir)
  * .0014 for the default (of three parts each). */
 START_TEST(real_queries)
 {
-    idx_cpu_set((idx_cpu)_i);
+    idx_kind kind = code_kinds[_i % N_KINDS];
+    idx_cpu_set((idx_cpu)(_i / N_KINDS));
     const char *dir = t_path("data/qk/text_l6_kv0");
     set s = {load(dir, "keys"), load(dir, "values"), load(dir, "decode_q")};
-    uint32_t n = (uint32_t)s.keys.dims[0];
-    head x = head_new(s.keys.data, s.values.data, n, (uint32_t)s.keys.dims[1]);
-    quality top = measure(&x, &s.decode, SINKS, n - WINDOW, (idx_budget){100, 0}, 12);
-    quality dynamic = measure(&x, &s.decode, SINKS, n - WINDOW, (idx_budget){1024, 8}, 12);
-    printf("top 100: recall@16 %.4f @100 %.4f, error %.4f -> %.4f, weights off by %.5f; beta 8: hits %.0f, error %.4f -> %.4f\n",
-           top.recall16, top.recall100, top.without, top.with, top.weight, dynamic.hits, dynamic.without, dynamic.with);
-    ck_assert_double_eq(top.recall16, 1);
-    ck_assert_double_ge(top.recall100, 0.998);
-    ck_assert_double_le(top.with * 5, top.without);
-    ck_assert_double_le(dynamic.with * 5, dynamic.without);
-    ck_assert_double_le(top.weight, 0.002);
+    t_npy train = load(dir, "prefill_q"), train_pos = load(dir, "prefill_q_pos"), key_pos = load(dir, "key_pos");
+    uint32_t n = (uint32_t)s.keys.dims[0], m = (uint32_t)train.dims[0], row = 0, *pos = need(malloc(m * sizeof *pos));
+    for (uint32_t i = 0; i < m; i++) {
+        while (row + 1 < n && ((const int32_t *)key_pos.data)[row + 1] <= ((const int32_t *)train_pos.data)[i])
+            row++;
+        pos[i] = row;
+    }
+    idx_queries queries = {train.data, pos, m, (uint32_t)train.dims[1]};
+    head x = head_trained(kind, s.keys.data, s.values.data, n, (uint32_t)s.keys.dims[1], &queries);
+    /* the clusters' estimate has each part's own clamp: in one part, as a search without others */
+    uint32_t parts = kind == IDX_FLAT ? 3 : 1;
+    quality top = measure(&x, &s.decode, SINKS, n - WINDOW, (idx_budget){100, 0}, 12, parts);
+    quality dynamic = measure(&x, &s.decode, SINKS, n - WINDOW, (idx_budget){1024, 8}, 12, parts);
+    printf("kind %d, top 100: recall@16 %.4f @100 %.4f, error %.4f -> %.4f, weights off by %.5f; beta 8: hits %.0f, error %.4f -> %.4f\n",
+           (int)kind, top.recall16, top.recall100, top.without, top.with, top.weight, dynamic.hits, dynamic.without, dynamic.with);
+    ck_assert_double_ge(top.recall16, kind == IDX_FLAT ? 1 : kind == IDX_CLUSTER ? 0.999 : 0.99);
+    ck_assert_double_ge(top.recall100, kind == IDX_FLAT ? 0.998 : 0.99);
+    ck_assert_double_le(top.with * (kind == IDX_FLAT ? 5 : 1.5), top.without);
+    ck_assert_double_le(dynamic.with * (kind == IDX_FLAT ? 5 : 1.5), dynamic.without);
+    if (kind == IDX_FLAT)
+        ck_assert_double_le(top.weight, 0.002);
     head_free(&x);
-    t_npy_free(&s.keys);
-    t_npy_free(&s.values);
-    t_npy_free(&s.decode);
+    t_npy *all[] = {&s.keys, &s.values, &s.decode, &train, &train_pos, &key_pos};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        t_npy_free(all[i]);
+    free(pos);
 }
 END_TEST
 
@@ -463,7 +491,7 @@ START_TEST(exact_for_few_values)
     _Float16 *k = random_rows((size_t)N * DIM, 1), *kinds = random_rows(4 * DIM, 1), *v = need(malloc((size_t)N * DIM * 2));
     for (uint32_t i = 0; i < N; i++)
         memcpy(v + (size_t)i * DIM, kinds + (t_u64(&rng) % 4) * DIM, DIM * 2);
-    head x = head_new(k, v, N, DIM);
+    head x = head_new(IDX_FLAT, k, v, N, DIM);
     for (int round = 0; round < 6; round++) {
         float q[MAX_GROUP * DIM];
         for (int i = 0; i < MAX_GROUP * DIM; i++)
@@ -491,7 +519,7 @@ START_TEST(levels_agree)
         uint32_t dim = dims[t];
         _Float16 *k = random_rows((size_t)N * dim, 3), *v = random_rows((size_t)N * dim, 1);
         idx_rows keys = {k, (size_t)dim * 2, N, dim, IDX_F16}, values = {v, (size_t)dim * 2, N, dim, IDX_F16};
-        idx_index *ix = build(&keys, &values, 0);
+        idx_index *ix = build(IDX_FLAT, &keys, &values, &no_queries, 0);
         idx_scratch *s;
         MUST(idx_scratch_new(N, dim, HEADS, N, &s) == 0);
         float q[HEADS * 256], m[HEADS], *want = need(malloc((size_t)HEADS * N * sizeof *want));
@@ -502,7 +530,7 @@ START_TEST(levels_agree)
         for (int level = 0; level <= (int)idx_cpu_detect(); level++) {
             size_t again;
             idx_cpu_set((idx_cpu)level);
-            idx_index *same = build(&keys, &values, 0);
+            idx_index *same = build(IDX_FLAT, &keys, &values, &no_queries, 0);
             ck_assert(!memcmp(idx_arena(same, &again), arena, bytes) && again == bytes);
             idx_free(same);
             for (uint32_t group = level ? 1 : HEADS; group <= HEADS; group++) {
@@ -535,16 +563,21 @@ START_TEST(steps_change_nothing)
 {
     enum { N = 5000, DIM = 20 };
     _Float16 *k = random_rows((size_t)N * DIM, 1), *v = random_rows((size_t)N * DIM, 1);
+    idx_kind kind = code_kinds[_i];
+    uint32_t pos[60];
+    for (uint32_t i = 0; i < 60; i++)
+        pos[i] = i * 80 + 200;
+    idx_queries train = {(const uint16_t *)(const void *)v, pos, 60, 2};
     idx_rows keys = {k, DIM * 2, N, DIM, IDX_F16}, values = {v, DIM * 2, N, DIM, IDX_F16};
-    idx_index *a = build(&keys, &values, 0), *b, *c;
+    idx_index *a = build(kind, &keys, &values, &train, 0), *b, *c;
     size_t na, nb;
     void *memory = need(aligned_alloc(64, (idx_codes_max_bytes(N, DIM) + 63) & ~(size_t)63));
     memset(memory, 0xa5, idx_codes_max_bytes(N, DIM));
-    b = build_in(&keys, &values, 1, memory);
-    ck_assert_ptr_eq(idx_arena(b, &nb), memory);
+    b = build_in(kind, &keys, &values, &train, 1, memory);
+    ck_assert((idx_arena(b, &nb) == memory) == (kind == IDX_FLAT));
     const void *pa = idx_arena(a, &na), *pb = idx_arena(b, &nb);
     ck_assert(na == nb && !memcmp(pa, pb, na));
-    ck_assert_int_eq(idx_kind_of(a), IDX_FLAT);
+    ck_assert_int_eq(idx_kind_of(a), kind);
     char err[200];
     ck_assert_int_eq(idx_check(a, err, sizeof err), 0);
     ck_assert_int_eq(idx_load(pa, na, N, DIM, &c, err, sizeof err), 0);
@@ -558,7 +591,7 @@ START_TEST(steps_change_nothing)
     /* a build may be dropped at any point */
     for (int steps = 0; steps < 200; steps += 13) {
         idx_builder *w;
-        ck_assert_int_eq(idx_builder_new_codes(&keys, &values, NULL, &w), 0);
+        ck_assert_int_eq(builder_new(kind, &keys, &values, &train, NULL, &w), 0);
         for (int i = 0; i < steps && idx_builder_step(w, 1) == 1; i++) {
         }
         idx_builder_free(w);
@@ -573,7 +606,7 @@ START_TEST(damage)
 {
     enum { N = 700, DIM = 8, TRIES = 4000 };
     _Float16 *k = random_rows((size_t)N * DIM, 1), *v = random_rows((size_t)N * DIM, 1);
-    head x = head_new(k, v, N, DIM);
+    head x = head_new(code_kinds[_i], k, v, N, DIM);
     size_t bytes;
     const uint8_t *good = idx_arena(x.ix, &bytes);
     uint8_t *bad = need(malloc(bytes));
@@ -593,7 +626,7 @@ START_TEST(damage)
             refused++;
             continue;
         }
-        ck_assert(at >= 64 || (at >= 48 && at < 52)); /* no byte of the header is free, but for those of a float */
+        ck_assert(at >= 64 || (at >= 48 && at < (_i ? 56 : 52))); /* no byte of the header is free, but for those of floats */
         idx_query query = {.q = q, .group = MAX_GROUP, .lo = 3, .hi = N - 5, .scale = 1, .budget = {20, 0}};
         result found = search(&x, &query, 2);
         result_free(&found);
@@ -617,7 +650,7 @@ START_TEST(not_numbers)
     k[37 * DIM + 5] = (_Float16)NAN;
     k[1500 * DIM] = (_Float16)INFINITY;
     v[99 * DIM + 3] = (_Float16)NAN;
-    head x = head_new(k, v, N, DIM);
+    head x = head_new(IDX_FLAT, k, v, N, DIM);
     x.v[99 * DIM + 3] = 0;
     float q[MAX_GROUP * DIM] = {0};
     q[DIM] = INFINITY;
@@ -643,13 +676,13 @@ static Suite *suite(void)
     Suite *s = suite_create("codes");
     TCase *t = tcase_create("codes");
     tcase_set_timeout(t, 0);
-    tcase_add_loop_test(t, each_row_counts_once, 0, (int)idx_cpu_detect() + 1);
+    tcase_add_loop_test(t, each_row_counts_once, 0, N_KINDS * ((int)idx_cpu_detect() + 1));
     tcase_add_loop_test(t, exact_for_few_values, 0, (int)idx_cpu_detect() + 1);
-    tcase_add_loop_test(t, real_queries, 0, (int)idx_cpu_detect() + 1);
+    tcase_add_loop_test(t, real_queries, 0, N_KINDS * ((int)idx_cpu_detect() + 1));
     tcase_add_loop_test(t, not_numbers, 0, (int)idx_cpu_detect() + 1);
     tcase_add_test(t, levels_agree);
-    tcase_add_test(t, steps_change_nothing);
-    tcase_add_test(t, damage);
+    tcase_add_loop_test(t, steps_change_nothing, 0, N_KINDS);
+    tcase_add_loop_test(t, damage, 0, N_KINDS);
     suite_add_tcase(s, t);
     return s;
 }
