@@ -7,13 +7,12 @@
  *          every key less the mean key, and scores the best again from the keys; besides it knows every key's softmax weight, which makes an estimate of
  *          all that is not retrieved possible (codes_build.c).
  *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in RetrievalAttention (arXiv 2409.10516,
- *          section 3.2) and AlayaDB; notes on where we deviate stand in graph_build.c.
+ *          section 3.2) and AlayaDB; where we deviate stands in README.md.
  *   lists  codes in the order of clusters of keys, of which a search scans only those that may hold hits (lists_build.c, lists_search.c). cluster: k-means
  *          in the queries' metric; each head scans as far as a measured margin says. ivf: plain k-means and a fixed share, as the paper's baseline.
  *
  * Threads: an idx_index is immutable and may be searched by any number of threads, each with its own idx_scratch. An idx_builder belongs to one thread at a
  * time. Nothing here takes a lock, starts a thread or, once a scratch exists, allocates during a search.
- *
  * Scores are scale * (q . k), in float32, computed from the keys as stored. Errors are -errno.
  */
 #ifndef RETRIEVALD_INDEX_H
