@@ -56,8 +56,14 @@ INLINE void store_transposed(uint32_t *out, const uint32_t *in, size_t step, siz
             _mm512_storeu_si512(out + i * ENG_NR, v[i]);
 }
 
-/* 16 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. What is likely to be packed next, the same rows'
- * next k elements, is asked for on the way: a slice of a row is too short for the hardware's prefetchers to see. */
+/* About where element i of a row lies: codes of a super-block are not in the order of their elements. */
+INLINE const char *near_element(const eng_type t, const char *row, size_t i)
+{
+    return t < ENG_Q8_0 ? row + i * block_bytes(t) : row + i / 32 * block_bytes(t) / (is_super(t) ? 8 : 1);
+}
+
+/* 16 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. The same place of the next panel's rows is asked for on
+ * the way (it never faults): a slice of a row is too short for the hardware's prefetchers to see. */
 INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
 {
     for (size_t half = 0; half < ENG_NR; half += 16) {
@@ -65,12 +71,11 @@ INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const c
         stored_scales s[16];
         size_t have = rows > half ? rows - half : 0;
         have = have > 16 ? 16 : have;
-        const size_t next = (t < ENG_Q8_0) ? k * block_bytes(t) : k / (is_super(t) ? 256 : 32) * block_bytes(t);
         for (size_t i = 0; i < k; i += 32) {
             size_t left = k - i < 32 ? k - i : 32;
             for (size_t r = 0; r < have; r++) {
                 const char *row = w + (half + r) * row_bytes;
-                _mm_prefetch(row + next + ((t < ENG_Q8_0) ? i * block_bytes(t) : is_super(t) ? i / 32 * (block_bytes(t) / 8) : i / 32 * block_bytes(t)), _MM_HINT_T1);
+                _mm_prefetch(near_element(t, row + ENG_NR * row_bytes, i), _MM_HINT_T1);
                 __m512 v[2];
                 if (is_super(t) && i % 256 == 0)
                     store_scales(t, block_at(t, row, i), &s[r]);
