@@ -22,7 +22,8 @@ void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_
 
 typedef struct eng_attn eng_attn;
 
-int eng_attn_new(eng_pool *pool, const eng_kernels *k, const eng_kv_shape *shape, uint32_t n_chunk, eng_attn **ret);
+/* f32: prefill in float32 where it would be bf16. */
+int eng_attn_new(eng_pool *pool, const eng_kernels *k, const eng_kv_shape *shape, uint32_t n_chunk, bool f32, eng_attn **ret);
 void eng_attn_free(eng_attn *a);
 size_t eng_attn_bytes(const eng_attn *a);
 

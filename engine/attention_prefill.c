@@ -1,8 +1,13 @@
-/* Prefill attention: online softmax over key tiles at fixed absolute positions, all in float32.
+/* Prefill attention: online softmax over key tiles at fixed absolute positions.
  *
- * A task is one KV head and a block of consecutive tokens; its rows are (token, head of the group). Each row's arithmetic depends on
- * its own query and the keys alone, tile after tile in rising order, and a masked key contributes an exact zero, so the bits are the same
- * whatever chunk or block a token falls into.
+ * A layer's keys and values are packed once, for all its queries, in slabs that bound the memory whatever the context's length. A task is one KV
+ * head and a run of columns: the queries (token, head of the group) in order, by groups of ENG_NR. It goes through the slab in blocks that
+ * stay in the L2 cache, and through each block with one group after the other, whose queries and sums stay in L1.
+ *
+ * Each query's arithmetic depends on itself and the keys alone, tile after tile in rising order, and a masked key contributes an exact zero,
+ * so the bits are the same whatever chunk, task or group a token falls into.
+ *
+ * With bf16 tiles (AMX) a tile is one unit of ENG_NR keys and a kernel does all of it. Else everything is float32: two units, by gemm_f32.
  */
 #include "attention_private.h"
 
@@ -10,37 +15,73 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { TARGET_ROWS = 96 }; /* of a task: fills the product's register tiles, and its scratch stays in the L2 cache */
+enum {
+    UNIT = ENG_NR,          /* keys that are packed together */
+    TILE = 2 * UNIT,        /* slabs, blocks and float32's tiles begin at multiples */
+    BLOCK = 2048,           /* keys */
+    PACK_TASK = 8 * UNIT,   /* keys */
+    TASK_COLS = 8 * ENG_NR, /* at most */
+    TASKS_PER_THREAD = 4,   /* at least, if there are as many groups */
+    SLAB_BYTES = 32 << 20,
+};
 
-static uint32_t task_rows(const eng_attn *a)
+static uint32_t round_up(uint32_t n, uint32_t unit)
 {
-    return a->block_tokens * a->shape->group;
+    return (n + unit - 1) / unit * unit;
+}
+
+static uint32_t min2(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t key_bytes(const eng_attn *a)
+{
+    return (size_t)a->dim * sizeof(float);
+}
+
+static size_t value_bytes(const eng_attn *a)
+{
+    return (size_t)a->dim * (a->bf16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+static size_t group_floats(const eng_attn *a)
+{
+    return ((size_t)a->dim + 2) * ENG_NR;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------------------- */
+
+/* In huge pages where the system has them for who asks: what is packed is read as a stream, again and again. */
+static void *take(eng_attn *a, size_t bytes)
+{
+    enum { HUGE_PAGE = 2 << 20 };
+    size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
+    bytes = (bytes + align - 1) & ~(align - 1);
+    a->bytes += bytes;
+    void *p = aligned_alloc(align, bytes);
+    if (p && align == HUGE_PAGE)
+        madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
 }
 
 static int worker_init(eng_attn *a, attn_worker *w)
 {
-    size_t d = a->shape->head_dim, rows = task_rows(a), group = a->shape->group;
-    size_t floats = rows * d * 2 + rows * ATTN_TILE + rows * 2 + 2 * d * ENG_NR + ATTN_TILE * d + ENG_NR * d + group * ATTN_BLOCK;
-    size_t bytes = floats * sizeof(float) + ATTN_TILE * a->shape->row_k;
-    float *p = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    size_t dim = a->dim, floats = TASK_COLS * dim + TILE * ENG_NR + 2 * ENG_NR * dim + (size_t)a->shape->group * ATTN_BLOCK;
+    float *p = take(a, floats * sizeof(float));
     if (!p)
         return -ENOMEM;
-    a->bytes += bytes;
     w->q = p;
-    w->o = w->q + rows * d;
-    w->s = w->o + rows * d;
-    w->panel = w->s + rows * ATTN_TILE;
-    w->v = w->panel + 2 * d * ENG_NR;
-    w->tmp = w->v + ATTN_TILE * d;
-    w->scores = w->tmp + ENG_NR * d;
-    w->m = w->scores + group * ATTN_BLOCK;
-    w->l = w->m + rows;
-    w->k = (uint8_t *)(w->l + rows);
+    w->s = p + TASK_COLS * dim;
+    w->rows = w->s + TILE * ENG_NR;
+    w->tmp = w->rows + ENG_NR * dim;
+    w->scores = w->tmp + ENG_NR * dim;
     return 0;
 }
 
-int eng_attn_new(eng_pool *pool, const eng_kernels *k, const eng_kv_shape *shape, uint32_t n_chunk, eng_attn **ret)
+int eng_attn_new(eng_pool *pool, const eng_kernels *k, const eng_kv_shape *shape, uint32_t n_chunk, bool f32, eng_attn **ret)
 {
     eng_attn *a = calloc(1, sizeof *a);
     if (!a)
@@ -50,11 +91,17 @@ int eng_attn_new(eng_pool *pool, const eng_kernels *k, const eng_kv_shape *shape
     a->shape = shape;
     a->n_head = shape->n_head_kv * shape->group;
     a->n_workers = eng_pool_threads(pool);
-    a->block_tokens = TARGET_ROWS / shape->group ? TARGET_ROWS / shape->group : 1;
-    if (a->block_tokens > n_chunk)
-        a->block_tokens = n_chunk;
+    a->bf16 = k->attn_bf16 && !f32 && shape->type_k != ENG_KV_F32 && shape->type_v != ENG_KV_F32;
+    a->dim = round_up(shape->head_dim, 32);
+    a->max_cols = round_up(n_chunk * shape->group, ENG_NR);
+    size_t per_key = (key_bytes(a) + value_bytes(a)) * shape->n_head_kv;
+    a->slab = SLAB_BYTES / per_key < TILE ? TILE : (uint32_t)(SLAB_BYTES / per_key / TILE * TILE);
+    size_t keys = (size_t)a->slab * shape->n_head_kv;
+    a->packed_k = take(a, keys * key_bytes(a));
+    a->packed_v = take(a, keys * value_bytes(a));
+    a->state = take(a, group_floats(a) * (a->max_cols / ENG_NR) * shape->n_head_kv * sizeof(float));
     a->workers = calloc(a->n_workers, sizeof *a->workers);
-    int r = a->workers ? 0 : -ENOMEM;
+    int r = a->packed_k && a->packed_v && a->state && a->workers ? 0 : -ENOMEM;
     for (uint32_t i = 0; r == 0 && i < a->n_workers; i++)
         r = worker_init(a, &a->workers[i]);
     if (r < 0) {
@@ -73,6 +120,9 @@ void eng_attn_free(eng_attn *a)
     for (uint32_t i = 0; a->workers && i < a->n_workers; i++)
         free(a->workers[i].q);
     free(a->workers);
+    free(a->packed_k);
+    free(a->packed_v);
+    free(a->state);
     free(a);
 }
 
@@ -81,58 +131,49 @@ size_t eng_attn_bytes(const eng_attn *a)
     return a->bytes;
 }
 
-/* Packs the keys and loads the values of positions [lo, hi); rows up to ATTN_TILE become zeros. */
-static void load_tile(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t lo, uint32_t hi, uint32_t *span)
+/* ---- packing ------------------------------------------------------------------------------------------------------- */
+
+/* Keys or values of positions [lo, hi) as rows of dim floats; UNIT of them, those that are missing are zeros. */
+static void load_rows(const eng_attn *a, bool values, uint32_t head, uint32_t lo, uint32_t hi, float *rows)
 {
     const eng_kv_shape *shape = a->shape;
-    const eng_view *view = a->view;
-    size_t d = shape->head_dim;
-    while (view->spans[*span].hi <= lo)
-        ++*span;
-    const uint8_t *k = NULL;
-    bool whole = view->spans[*span].hi >= hi;
-    for (uint32_t pos = lo, i = *span; pos < hi; i++) {
-        const eng_span *s = &view->spans[i];
-        uint32_t end = s->hi < hi ? s->hi : hi, row = pos - s->seg->start;
-        if (whole)
-            k = eng_segment_k(s->seg, a->layer, head, row);
+    uint32_t span = eng_view_find(a->view, lo), d = shape->head_dim, dim = a->dim;
+    for (uint32_t pos = lo; pos < hi; pos++, rows += dim) {
+        while (a->view->spans[span].hi <= pos)
+            span++;
+        const eng_segment *seg = a->view->spans[span].seg;
+        if (values)
+            a->k->kv_load[shape->type_v](eng_segment_v(seg, a->layer, head, pos - seg->start), rows, d);
         else
-            memcpy(w->k + (size_t)(pos - lo) * shape->row_k, eng_segment_k(s->seg, a->layer, head, row), (size_t)(end - pos) * shape->row_k);
-        for (; pos < end; pos++, row++)
-            a->k->kv_load[shape->type_v](eng_segment_v(s->seg, a->layer, head, row), w->v + (size_t)(pos - lo) * d, d);
+            a->k->kv_load[shape->type_k](eng_segment_k(seg, a->layer, head, pos - seg->start), rows, d);
+        memset(rows + d, 0, (dim - d) * sizeof *rows);
     }
-    memset(w->v + (size_t)(hi - lo) * d, 0, (size_t)(ATTN_TILE - (hi - lo)) * d * sizeof(float));
-    if (!whole)
-        k = w->k;
-    for (uint32_t p = 0; p < ATTN_TILE / ENG_NR; p++) {
-        uint32_t from = p * ENG_NR, n = hi - lo;
-        uint32_t rows = n <= from ? 0 : n - from < ENG_NR ? n - from : ENG_NR;
-        /* cache types and weight types share their numbering of F32, F16, BF16 */
-        a->k->pack_f32(w->panel + p * d * ENG_NR, (eng_type)shape->type_k, k + (size_t)from * shape->row_k, shape->row_k, rows, d, w->tmp);
+    memset(rows, 0, (size_t)(lo + UNIT - hi) * dim * sizeof *rows);
+}
+
+static void pack_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    eng_attn *a = ctx;
+    attn_worker *w = &a->workers[worker];
+    uint32_t head = task % a->shape->n_head_kv, from = a->lo + task / a->shape->n_head_kv * PACK_TASK, to = min2(from + PACK_TASK, a->hi);
+    for (uint32_t pos = from; pos < to; pos += UNIT) {
+        size_t at = (size_t)head * a->slab + (pos - a->lo);
+        uint32_t hi = min2(pos + UNIT, to);
+        void *k = a->packed_k + at * key_bytes(a), *v = a->packed_v + at * value_bytes(a);
+        if (a->bf16) {
+            load_rows(a, false, head, pos, hi, w->rows);
+            a->k->attn_pack_k(k, w->rows, a->dim);
+            load_rows(a, true, head, pos, hi, w->rows);
+            a->k->attn_pack_v(v, w->rows, a->dim);
+        } else {
+            load_rows(a, false, head, pos, hi, k);
+            load_rows(a, true, head, pos, hi, w->rows);
+            a->k->pack_f32(v, ENG_F32, w->rows, a->dim * sizeof(float), UNIT, a->dim, w->tmp);
+        }
     }
 }
 
-/* Scores of a tile -> weights, and the row's (m, l, o) brought to the new maximum. The row sees keys [from, valid) of the tile. */
-static void softmax_row(const eng_attn *a, attn_worker *w, uint32_t row, uint32_t from, uint32_t valid)
-{
-    float *s = w->s + (size_t)row * ATTN_TILE;
-    size_t d = a->shape->head_dim;
-    for (uint32_t i = 0; i < from; i++)
-        s[i] = -INFINITY;
-    for (uint32_t i = valid; i < ATTN_TILE; i++)
-        s[i] = -INFINITY;
-    float m = a->k->max(s, valid);
-    if (m > w->m[row]) {
-        float f = expf(w->m[row] - m);
-        w->l[row] *= f;
-        a->k->scale(w->o + row * d, d, f);
-        w->m[row] = m;
-    }
-    if (w->m[row] == -INFINITY) /* nothing seen yet: no maximum to subtract */
-        memset(s, 0, ATTN_TILE * sizeof *s);
-    else
-        w->l[row] += a->k->softmax(s, ATTN_TILE, w->m[row]);
-}
+/* ---- attention ----------------------------------------------------------------------------------------------------- */
 
 /* The first key that a query at pos sees; window 0: all. */
 static uint32_t window_begin(uint32_t pos, uint32_t window)
@@ -140,61 +181,118 @@ static uint32_t window_begin(uint32_t pos, uint32_t window)
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
+/* The queries of a group. Past the last column stand zeros that see what the last one sees. */
+static void pack_queries(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t col, void *to)
+{
+    uint32_t group = a->shape->group, d = a->shape->head_dim, n_cols = a->n_tokens * group;
+    memset(w->rows, 0, ENG_NR * a->dim * sizeof(float));
+    for (uint32_t c = col; c < min2(col + ENG_NR, n_cols); c++)
+        memcpy(w->rows + (size_t)(c - col) * a->dim, a->query + ((size_t)(c / group) * a->n_head + head * group + c % group) * d,
+               d * sizeof(float));
+    a->k->scale(w->rows, (size_t)ENG_NR * a->dim, (float)(M_LOG2E / sqrt(d)));
+    if (a->bf16)
+        a->k->attn_pack_q(to, w->rows, a->dim);
+    else
+        a->k->pack_f32(to, ENG_F32, w->rows, a->dim * sizeof(float), ENG_NR, a->dim, w->tmp);
+}
+
+/* What attn_bf16 does, in float32. */
+static void attend_f32(const eng_kernels *k, float *s, const eng_attn_run *run)
+{
+    size_t d = run->d;
+    for (uint32_t unit = 0; unit < run->n_units; unit += TILE / UNIT) {
+        uint32_t n = min2(run->n_units - unit, TILE / UNIT) * UNIT, first = run->first + unit * UNIT;
+        k->gemm_f32(s, ENG_NR, (const float *)run->k + unit * UNIT * d, d, run->q, ENG_NR, n, ENG_NR, d, false);
+        if (!eng_attn_whole(run, n, first))
+            eng_attn_hide(run, s, n, first);
+        k->softmax_columns(s, n, run->m, run->l, run->o, d);
+        for (uint32_t i = 0; i < n; i += UNIT)
+            k->gemm_f32(run->o, ENG_NR, (const float *)run->v + (unit * UNIT + i) * d, UNIT, s + i * ENG_NR, ENG_NR, d, ENG_NR, UNIT, true);
+    }
+}
+
+/* The group of columns from `col` on over the keys [lo, hi) of the slab. */
+static void attend_group(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t col, const void *q, float *state, uint32_t lo, uint32_t hi)
+{
+    uint32_t seen_lo[ENG_NR], seen_hi[ENG_NR], last = a->n_tokens * a->shape->group - 1, window = eng_kv_window(a->shape, a->layer);
+    for (uint32_t c = 0; c < ENG_NR; c++) {
+        uint32_t pos = a->pos0 + min2(col + c, last) / a->shape->group;
+        seen_lo[c] = window_begin(pos, window);
+        seen_hi[c] = pos + 1;
+    }
+    /* Positions rise with the columns. A tile that none of them sees would leave them as they are. */
+    lo = lo < seen_lo[0] / TILE * TILE ? seen_lo[0] / TILE * TILE : lo;
+    hi = min2(hi, seen_hi[ENG_NR - 1]);
+    if (lo >= hi)
+        return;
+    size_t at = (size_t)head * a->slab + (lo - a->lo);
+    eng_attn_run run = {.d = a->dim, .q = q, .k = a->packed_k + at * key_bytes(a), .v = a->packed_v + at * value_bytes(a), .first = lo,
+                        .n_units = (hi - lo + UNIT - 1) / UNIT, .lo = seen_lo, .hi = seen_hi,
+                        .m = state, .l = state + ENG_NR, .o = state + 2 * ENG_NR};
+    if (a->bf16)
+        a->k->attn_bf16(&run);
+    else
+        attend_f32(a->k, w->s, &run);
+}
+
+/* o / l of a group, as rows of the output. */
+static void finish_group(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t col, const float *state)
+{
+    uint32_t group = a->shape->group, d = a->shape->head_dim, n = min2(ENG_NR, a->n_tokens * group - col);
+    const float *l = state + ENG_NR, *o = state + 2 * ENG_NR;
+    for (uint32_t i = 0; i < d; i += ENG_NR) {
+        uint32_t part = min2(ENG_NR, d - i);
+        a->k->pack_f32(w->rows, ENG_F32, o + (size_t)i * ENG_NR, ENG_NR * sizeof(float), ENG_NR, ENG_NR, w->tmp); /* transposes */
+        for (uint32_t c = 0; c < n; c++) {
+            float *out = a->out + ((size_t)((col + c) / group) * a->n_head + head * group + (col + c) % group) * d + i;
+            memcpy(out, w->rows + c * ENG_NR, part * sizeof(float));
+            a->k->scale(out, part, 1 / l[c]);
+        }
+    }
+}
+
+static void attend_task(void *ctx, uint32_t task, uint32_t worker)
 {
     eng_attn *a = ctx;
     attn_worker *w = &a->workers[worker];
-    const eng_kernels *k = a->k;
-    uint32_t group = a->shape->group, d = a->shape->head_dim;
-    uint32_t n_blocks = (a->n_tokens + a->block_tokens - 1) / a->block_tokens;
-    uint32_t block = n_blocks - 1 - task / a->shape->n_head_kv; /* the longest first */
-    uint32_t head = task % a->shape->n_head_kv;
-    uint32_t t0 = block * a->block_tokens;
-    uint32_t n = a->n_tokens - t0 < a->block_tokens ? a->n_tokens - t0 : a->block_tokens;
-    uint32_t rows = n * group;
-    size_t stride = (size_t)a->n_head * d;
-
-    for (uint32_t row = 0; row < rows; row++) {
-        memcpy(w->q + (size_t)row * d, a->query + (t0 + row / group) * stride + ((size_t)head * group + row % group) * d, d * sizeof(float));
-        w->m[row] = -INFINITY;
-        w->l[row] = 0;
-    }
-    k->scale(w->q, (size_t)rows * d, 1 / sqrtf((float)d));
-    memset(w->o, 0, (size_t)rows * d * sizeof(float));
-
-    /* A tile before every row's window would leave them all as they are. */
-    uint32_t end = a->pos0 + t0 + n, span = 0, window = eng_kv_window(a->shape, a->layer);
-    for (uint32_t lo = window_begin(a->pos0 + t0, window) / ATTN_TILE * ATTN_TILE; lo < end; lo += ATTN_TILE) {
-        uint32_t hi = end - lo < ATTN_TILE ? end : lo + ATTN_TILE;
-        load_tile(a, w, head, lo, hi, &span);
-        for (uint32_t p = 0; p < ATTN_TILE / ENG_NR; p++)
-            k->gemm_f32(w->s + p * ENG_NR, ATTN_TILE, w->q, d, w->panel + p * d * ENG_NR, ENG_NR, rows, ENG_NR, d, false);
-        for (uint32_t row = 0; row < rows; row++) {
-            uint32_t pos = a->pos0 + t0 + row / group;
-            uint32_t begin = window_begin(pos, window);
-            if (pos >= lo && begin < lo + ATTN_TILE)
-                softmax_row(a, w, row, begin > lo ? begin - lo : 0, pos - lo + 1 < ATTN_TILE ? pos - lo + 1 : ATTN_TILE);
-            else
-                memset(w->s + (size_t)row * ATTN_TILE, 0, ATTN_TILE * sizeof(float));
+    uint32_t n_cols = a->n_tokens * a->shape->group, n_runs = (n_cols + a->task_cols - 1) / a->task_cols;
+    uint32_t head = task % a->shape->n_head_kv, run = n_runs - 1 - task / a->shape->n_head_kv; /* the longest first */
+    uint32_t from = run * a->task_cols, to = min2(from + a->task_cols, n_cols);
+    float *state = a->state + ((size_t)head * a->max_cols + from) / ENG_NR * group_floats(a);
+    size_t q_bytes = ENG_NR * (size_t)a->dim * sizeof(float);
+    for (uint32_t col = from, i = 0; col < to; col += ENG_NR, i++) {
+        float *s = state + i * group_floats(a);
+        pack_queries(a, w, head, col, (char *)w->q + i * q_bytes);
+        if (a->first_slab) {
+            memset(s, 0, group_floats(a) * sizeof *s);
+            for (uint32_t c = 0; c < ENG_NR; c++)
+                s[c] = ENG_ATTN_NONE;
         }
-        for (uint32_t c = 0; c < d; c += ENG_NR)
-            k->gemm_f32(w->o + c, d, w->s, ATTN_TILE, w->v + c, d, rows, d - c < ENG_NR ? d - c : ENG_NR, ATTN_TILE, true);
     }
-    for (uint32_t row = 0; row < rows; row++) {
-        float *out = a->out + (t0 + row / group) * stride + ((size_t)head * group + row % group) * d;
-        k->scale(w->o + (size_t)row * d, d, 1 / w->l[row]);
-        memcpy(out, w->o + (size_t)row * d, d * sizeof(float));
-    }
+    for (uint32_t lo = a->lo; lo < a->hi; lo += BLOCK)
+        for (uint32_t col = from, i = 0; col < to; col += ENG_NR, i++)
+            attend_group(a, w, head, col, (char *)w->q + i * q_bytes, state + i * group_floats(a), lo, min2(lo + BLOCK, a->hi));
+    for (uint32_t col = from, i = 0; col < to && a->hi == a->end; col += ENG_NR, i++)
+        finish_group(a, w, head, col, state + i * group_floats(a));
 }
 
 void eng_attn_prefill(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, uint32_t pos0, uint32_t n_tokens, float *out)
 {
+    uint32_t heads = a->shape->n_head_kv, cols = n_tokens * a->shape->group;
     a->view = view;
     a->layer = layer;
     a->query = q;
     a->pos0 = pos0;
     a->n_tokens = n_tokens;
     a->out = out;
-    uint32_t n_blocks = (n_tokens + a->block_tokens - 1) / a->block_tokens;
-    eng_pool_run(a->pool, prefill_task, a, n_blocks * a->shape->n_head_kv);
+    a->end = pos0 + n_tokens;
+    uint32_t share = (uint32_t)((uint64_t)cols * heads / (a->n_workers * TASKS_PER_THREAD));
+    a->task_cols = min2(round_up(share ? share : 1, ENG_NR), TASK_COLS);
+    uint32_t begin = window_begin(pos0, eng_kv_window(a->shape, layer)) / TILE * TILE;
+    for (a->lo = begin; a->lo < a->end; a->lo = a->hi) {
+        a->hi = min2(a->lo + a->slab, a->end);
+        a->first_slab = a->lo == begin;
+        eng_pool_run(a->pool, pack_task, a, (a->hi - a->lo + PACK_TASK - 1) / PACK_TASK * heads);
+        eng_pool_run(a->pool, attend_task, a, (cols + a->task_cols - 1) / a->task_cols * heads);
+    }
 }

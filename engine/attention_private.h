@@ -5,7 +5,6 @@
 #include "attention.h"
 
 enum {
-    ATTN_TILE = 64,     /* keys of a prefill tile: cut at absolute multiples */
     ATTN_BLOCK = 512,   /* keys of a dense decode part: likewise */
     ATTN_SEEDS = 8,     /* hits of a query head that seed its next search */
     ATTN_LOCAL_STEP = 64, /* where the window moves over a segment with codes: in steps, since each makes sums anew */
@@ -43,10 +42,10 @@ typedef struct {
 } attn_plan;
 
 typedef struct {
-    /* prefill */
-    float *q, *s, *o, *m, *l;   /* [rows][d], [rows][ATTN_TILE], [rows][d], [rows], [rows] */
-    float *panel, *v, *tmp;     /* K packed [2][d][ENG_NR], V [ATTN_TILE][d], [ENG_NR][d] */
-    uint8_t *k;                 /* rows of a tile that straddles segments */
+    /* prefill (attention_prefill.c) */
+    void *q;                    /* a task's queries, packed */
+    float *s;                   /* scores of a tile */
+    float *rows, *tmp;          /* [ENG_NR][dim] twice */
     /* decode */
     float *scores;              /* [group][ATTN_BLOCK] */
     float *all;                 /* scores of a head over all ranges, for selection */
@@ -63,9 +62,19 @@ struct eng_attn {
     eng_pool *pool;
     const eng_kernels *k;
     const eng_kv_shape *shape;
-    uint32_t n_head, n_workers, block_tokens; /* query tokens of a prefill task */
+    uint32_t n_head, n_workers;
     size_t bytes;
     attn_worker *workers;
+
+    /* prefill (attention_prefill.c) */
+    bool bf16;
+    uint32_t dim;               /* head size, rounded up to a multiple of 32 */
+    uint32_t slab, max_cols;    /* keys that are packed at once; queries of a KV head in a chunk, rounded up to ENG_NR */
+    uint8_t *packed_k, *packed_v; /* [head_kv][slab] */
+    float *state;               /* [head_kv][max_cols / ENG_NR]: m [ENG_NR], l [ENG_NR], o [dim][ENG_NR] */
+    uint32_t lo, hi, end;       /* of this call: the slab's positions; where the last query's keys end */
+    uint32_t task_cols;         /* likewise */
+    bool first_slab;
 
     /* decode: fixed by setup */
     eng_attention policy;

@@ -57,7 +57,7 @@ int eng_forward_new(const eng_forward_params *p, eng_forward **ret)
     uint32_t max_cols = max2(max2(m->n_embd, m->n_expert ? m->n_ff_expert : m->n_ff), (uint32_t)q);
     int r = eng_linear_new(p->pool, p->kernels, max_cols, p->n_chunk, p->f32_activations, &f->linear);
     if (r == 0)
-        r = eng_attn_new(p->pool, p->kernels, p->shape, p->n_chunk, &f->attn);
+        r = eng_attn_new(p->pool, p->kernels, p->shape, p->n_chunk, p->f32_activations, &f->attn);
     if (r == 0 && m->n_expert)
         r = eng_moe_new(m, p->kernels, p->pool, f->linear, p->n_chunk, &f->moe);
     if (r < 0) {

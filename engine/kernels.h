@@ -20,6 +20,38 @@ typedef struct {
 
 #define ENG_NR 32 /* output columns of a packed panel */
 
+/* A score may be so much above the subtracted maximum (in units of log2) before that follows: most tiles need no rescaling then. */
+#define ENG_ATTN_SLACK 8.0f
+/* The subtracted maximum of a query that has seen no key: finite, so that -inf minus it is -inf. */
+#define ENG_ATTN_NONE -1e30f
+
+/* Prefill attention of ENG_NR queries over packed keys and values, in units of ENG_NR keys. */
+typedef struct {
+    size_t d;                       /* head size, a multiple of 32 */
+    const void *q;                  /* scaled by log2(e) / sqrt(d), packed */
+    const void *k, *v;              /* [n_units] */
+    uint32_t first, n_units;        /* position of the first key */
+    const uint32_t *lo, *hi;        /* [ENG_NR] the positions [lo, hi) that a query sees */
+    float *m, *l, *o;               /* [ENG_NR], [ENG_NR], [d][ENG_NR], 64-byte aligned */
+} eng_attn_run;
+
+/* Scores s[n][ENG_NR] of the keys from `first` on that a query does not see become -inf. */
+static inline void eng_attn_hide(const eng_attn_run *run, float *s, uint32_t n, uint32_t first)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t c = 0; c < ENG_NR; c++)
+            s[i * ENG_NR + c] = first + i >= run->lo[c] && first + i < run->hi[c] ? s[i * ENG_NR + c] : -__builtin_inff();
+}
+
+/* Whether every query sees all n keys from `first` on. */
+static inline bool eng_attn_whole(const eng_attn_run *run, uint32_t n, uint32_t first)
+{
+    for (uint32_t c = 0; c < ENG_NR; c++)
+        if (first < run->lo[c] || first + n > run->hi[c])
+            return false;
+    return true;
+}
+
 typedef struct {
     const char *name; /* "scalar", "avx2", "avx512 (VNNI, BF16)" ... */
 
@@ -53,6 +85,17 @@ typedef struct {
     void (*pv[3])(float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows, size_t d);
     /* o[:] += sum over i < n of p[i] v[ids[i]] */
     void (*pv_gather[3])(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d);
+    /* Prefill: ENG_NR queries are the columns of a product, the keys its rows. Scores x[n][ENG_NR] (times log2 e) -> weights 2^(x - m), in
+     * place. Before that a column whose maximum is more than ENG_ATTN_SLACK above its m gets it as m, and l and its column of o[d][ENG_NR] are
+     * scaled to it. l += the weights' sums. -inf gives exactly 0, as does what would be below FLT_MIN. Relative error <= 2^-20. A column's
+     * bits depend on that column alone, and do not change when rows of -inf are added at the end. x and o are 64-byte aligned. */
+    void (*softmax_columns)(float *x, size_t n, float *m, float *l, float *o, size_t d);
+    /* The same and both products around it in bf16 (eng_attn_run), and what packs for it; NULL: there is none. Of ENG_NR rows of d floats each
+     * of attn_pack's functions makes ENG_NR * 4 d bytes, pack_v half of it; d is a multiple of 32. */
+    void (*attn_pack_q)(void *out, const float *q, size_t d);
+    void (*attn_pack_k)(void *out, const float *k, size_t d);
+    void (*attn_pack_v)(void *out, const float *v, size_t d);
+    void (*attn_bf16)(const eng_attn_run *run);
     float (*max)(const float *x, size_t n); /* -inf for n = 0 */
     /* x[i] = exp(x[i] - m), returns their sum. -inf gives exactly 0, as does what would be below FLT_MIN. Relative error <= 2^-20; the same
      * bits for an element at any place in x; the sum's bits do not change when elements that give 0 are added at the end (so padding with

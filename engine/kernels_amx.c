@@ -115,5 +115,6 @@ void eng_kernels_amx(eng_kernels *k)
 {
     k->name = "amx (AMX BF16, AVX-512 VNNI)";
     eng_amx_gemm(k);
+    eng_amx_attention(k);
 }
 #endif

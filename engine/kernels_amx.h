@@ -10,6 +10,7 @@
 #include "kernels_avx512.h"
 
 void eng_amx_gemm(eng_kernels *k);
+void eng_amx_attention(eng_kernels *k);
 
 /* Operand of LDTILECFG. */
 typedef struct {

@@ -4,6 +4,8 @@
 #if defined(__x86_64__)
 #include "kernels_avx2.h"
 
+#include <math.h>
+
 static void kv_store_f16(const float *x, void *row, size_t n)
 {
     for (size_t i = 0; i < n; i += 8) {
@@ -158,8 +160,52 @@ PER_TYPE(f16, ENG_F16)
 PER_TYPE(bf16, ENG_BF16)
 #undef PER_TYPE
 
+/* ---- prefill ----------------------------------------------------------------------------------------------------- */
+
+/* 2^x for x <= ENG_ATTN_SLACK, within 2^-23; 0 below FLT_MIN. */
+INLINE __m256 exp2_8(__m256 x)
+{
+    __m256 n = _mm256_floor_ps(x), r = _mm256_sub_ps(x, n), p = _mm256_set1_ps(0.001877576673f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.008989340095f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.05582631805f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.240153617f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.6931530732f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1));
+    __m256i scaled = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
+    return _mm256_and_ps(_mm256_castsi256_ps(scaled), _mm256_cmp_ps(x, _mm256_set1_ps(-126), _CMP_NLT_UQ));
+}
+
+/* Eight columns in the lanes; keys by twos, each into a sum of its own. */
+static void softmax_columns(float *x, size_t n, float *m, float *l, float *o, size_t d)
+{
+    for (size_t c = 0; c < ENG_NR; c += 8, x += 8, o += 8) {
+        __m256 top[2], sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        top[0] = top[1] = _mm256_set1_ps(-INFINITY);
+        for (size_t i = 0; i < n; i++)
+            top[i % 2] = _mm256_max_ps(top[i % 2], _mm256_loadu_ps(x + i * ENG_NR));
+        top[0] = _mm256_max_ps(top[0], top[1]);
+        __m256 vm = _mm256_loadu_ps(m + c), vl = _mm256_loadu_ps(l + c);
+        __m256 up = _mm256_cmp_ps(top[0], _mm256_add_ps(vm, _mm256_set1_ps(ENG_ATTN_SLACK)), _CMP_GT_OQ);
+        if (_mm256_movemask_ps(up)) {
+            __m256 f = _mm256_blendv_ps(_mm256_set1_ps(1), exp2_8(_mm256_sub_ps(vm, top[0])), up);
+            vm = _mm256_blendv_ps(vm, top[0], up);
+            vl = _mm256_mul_ps(vl, f);
+            for (size_t r = 0; r < d; r++)
+                _mm256_storeu_ps(o + r * ENG_NR, _mm256_mul_ps(f, _mm256_loadu_ps(o + r * ENG_NR)));
+            _mm256_storeu_ps(m + c, vm);
+        }
+        for (size_t i = 0; i < n; i++) {
+            __m256 e = exp2_8(_mm256_sub_ps(_mm256_loadu_ps(x + i * ENG_NR), vm));
+            _mm256_storeu_ps(x + i * ENG_NR, e);
+            sum[i % 2] = _mm256_add_ps(sum[i % 2], e);
+        }
+        _mm256_storeu_ps(l + c, _mm256_add_ps(vl, _mm256_add_ps(sum[0], sum[1])));
+    }
+}
+
 void eng_avx2_attention(eng_kernels *k)
 {
+    k->softmax_columns = softmax_columns;
     k->kv_store[ENG_KV_F16] = kv_store_f16;
     k->kv_store[ENG_KV_BF16] = kv_store_bf16;
     k->qk[ENG_KV_F32] = qk_f32;

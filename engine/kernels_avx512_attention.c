@@ -4,6 +4,8 @@
 #if defined(__x86_64__)
 #include "kernels_avx512.h"
 
+#include <math.h>
+
 static void kv_store_f16(const float *x, void *row, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
@@ -158,8 +160,66 @@ PER_TYPE(f16, ENG_F16)
 PER_TYPE(bf16, ENG_BF16)
 #undef PER_TYPE
 
+/* ---- prefill ----------------------------------------------------------------------------------------------------- */
+
+/* 2^x for x <= ENG_ATTN_SLACK, within 2^-23; 0 below FLT_MIN: a denormal result would take some hundred cycles. */
+INLINE __m512 exp2_16(__m512 x)
+{
+    __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), p = _mm512_set1_ps(0.001877576673f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.008989340095f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.05582631805f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.240153617f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6931530732f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126), _CMP_NLT_UQ), p, x);
+}
+
+/* Sixteen columns in the lanes; keys by fours, each into a sum of its own. */
+static void softmax_columns(float *x, size_t n, float *m, float *l, float *o, size_t d)
+{
+    for (size_t c = 0; c < ENG_NR; c += 16, x += 16, o += 16) {
+        __m512 top[4], sum[4];
+        for (int j = 0; j < 4; j++) {
+            top[j] = _mm512_set1_ps(-INFINITY);
+            sum[j] = _mm512_setzero_ps();
+        }
+        size_t i = 0;
+        for (; i + 4 <= n; i += 4)
+            for (int j = 0; j < 4; j++)
+                top[j] = _mm512_max_ps(top[j], _mm512_loadu_ps(x + (i + (size_t)j) * ENG_NR));
+        for (; i < n; i++)
+            top[0] = _mm512_max_ps(top[0], _mm512_loadu_ps(x + i * ENG_NR));
+        top[0] = _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
+        __m512 vm = _mm512_loadu_ps(m + c), vl = _mm512_loadu_ps(l + c);
+        __mmask16 up = _mm512_cmp_ps_mask(top[0], _mm512_add_ps(vm, _mm512_set1_ps(ENG_ATTN_SLACK)), _CMP_GT_OQ);
+        if (up) {
+            __m512 f = _mm512_mask_mov_ps(_mm512_set1_ps(1), up, exp2_16(_mm512_sub_ps(vm, top[0])));
+            vm = _mm512_mask_mov_ps(vm, up, top[0]);
+            vl = _mm512_mul_ps(vl, f);
+            for (size_t r = 0; r < d; r++)
+                _mm512_storeu_ps(o + r * ENG_NR, _mm512_mul_ps(f, _mm512_loadu_ps(o + r * ENG_NR)));
+            _mm512_storeu_ps(m + c, vm);
+        }
+        for (i = 0; i + 4 <= n; i += 4)
+            for (int j = 0; j < 4; j++) {
+                float *row = x + (i + (size_t)j) * ENG_NR;
+                __m512 e = exp2_16(_mm512_sub_ps(_mm512_loadu_ps(row), vm));
+                _mm512_storeu_ps(row, e);
+                sum[j] = _mm512_add_ps(sum[j], e);
+            }
+        for (; i < n; i++) {
+            __m512 e = exp2_16(_mm512_sub_ps(_mm512_loadu_ps(x + i * ENG_NR), vm));
+            _mm512_storeu_ps(x + i * ENG_NR, e);
+            sum[i % 4] = _mm512_add_ps(sum[i % 4], e);
+        }
+        vl = _mm512_add_ps(vl, _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+        _mm512_storeu_ps(l + c, vl);
+    }
+}
+
 void eng_avx512_attention(eng_kernels *k)
 {
+    k->softmax_columns = softmax_columns;
     k->kv_store[ENG_KV_F16] = kv_store_f16;
     k->kv_store[ENG_KV_BF16] = kv_store_bf16;
     k->qk[ENG_KV_F32] = qk_f32;

@@ -25,37 +25,6 @@ ENG_EACH_TYPE(DEQUANTIZE)
 
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
 
-/* Stores the transpose of 16 vectors of 16 dwords, `step` dwords apart: its rows 0 .. n-1 at out, ENG_NR dwords apart. */
-INLINE void store_transposed(uint32_t *out, const uint32_t *in, size_t step, size_t n)
-{
-    __m512i t[16], v[16];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < 4; i++) {
-        __m512i r0 = _mm512_loadu_si512(in + 4 * i * step), r1 = _mm512_loadu_si512(in + (4 * i + 1) * step);
-        __m512i r2 = _mm512_loadu_si512(in + (4 * i + 2) * step), r3 = _mm512_loadu_si512(in + (4 * i + 3) * step);
-        __m512i a0 = _mm512_unpacklo_epi32(r0, r1), a1 = _mm512_unpackhi_epi32(r0, r1);
-        __m512i a2 = _mm512_unpacklo_epi32(r2, r3), a3 = _mm512_unpackhi_epi32(r2, r3);
-        t[4 * i] = _mm512_unpacklo_epi64(a0, a2);
-        t[4 * i + 1] = _mm512_unpackhi_epi64(a0, a2);
-        t[4 * i + 2] = _mm512_unpacklo_epi64(a1, a3);
-        t[4 * i + 3] = _mm512_unpackhi_epi64(a1, a3);
-    }
-    /* t[4i + c], lane L: column 4L + c of rows 4i .. 4i+3 */
-#pragma GCC unroll 4
-    for (size_t c = 0; c < 4; c++) {
-        __m512i b0 = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x44), b1 = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xee);
-        __m512i b2 = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x44), b3 = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xee);
-        v[c] = _mm512_shuffle_i32x4(b0, b2, 0x88);
-        v[4 + c] = _mm512_shuffle_i32x4(b0, b2, 0xdd);
-        v[8 + c] = _mm512_shuffle_i32x4(b1, b3, 0x88);
-        v[12 + c] = _mm512_shuffle_i32x4(b1, b3, 0xdd);
-    }
-#pragma GCC unroll 16
-    for (size_t i = 0; i < 16; i++)
-        if (i < n)
-            _mm512_storeu_si512(out + i * ENG_NR, v[i]);
-}
-
 /* About where element i of a row lies: codes of a super-block are not in the order of their elements. */
 INLINE const char *near_element(const eng_type t, const char *row, size_t i)
 {
@@ -88,11 +57,11 @@ INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const c
                 }
             }
             if (bf16) {
-                store_transposed(panel + i / 2 * ENG_NR + half, buf[0], 32, left / 2);
+                store_transposed(panel + i / 2 * ENG_NR + half, ENG_NR, buf[0], 32, left / 2);
             } else {
-                store_transposed(panel + i * ENG_NR + half, buf[0], 32, left < 16 ? left : 16);
+                store_transposed(panel + i * ENG_NR + half, ENG_NR, buf[0], 32, left < 16 ? left : 16);
                 if (left > 16)
-                    store_transposed(panel + (i + 16) * ENG_NR + half, buf[0] + 16, 32, left - 16);
+                    store_transposed(panel + (i + 16) * ENG_NR + half, ENG_NR, buf[0] + 16, 32, left - 16);
             }
         }
     }

@@ -275,6 +275,29 @@ static float softmax(float *x, size_t n, float m)
     return (float)sum;
 }
 
+static void softmax_columns(float *x, size_t n, float *m, float *l, float *o, size_t d)
+{
+    for (size_t c = 0; c < ENG_NR; c++) {
+        float top = -INFINITY;
+        for (size_t i = 0; i < n; i++)
+            top = x[i * ENG_NR + c] > top ? x[i * ENG_NR + c] : top;
+        if (top > m[c] + ENG_ATTN_SLACK) {
+            float f = exp2f(m[c] - top);
+            m[c] = top;
+            l[c] *= f;
+            for (size_t i = 0; i < d; i++)
+                o[i * ENG_NR + c] *= f;
+        }
+        double sum = 0;
+        for (size_t i = 0; i < n; i++) {
+            float e = exp2f(x[i * ENG_NR + c] - m[c]);
+            x[i * ENG_NR + c] = e < FLT_MIN ? 0 : e;
+            sum += x[i * ENG_NR + c];
+        }
+        l[c] += (float)sum;
+    }
+}
+
 static void scale(float *x, size_t n, float f)
 {
     for (size_t i = 0; i < n; i++)
@@ -342,6 +365,7 @@ void eng_kernels_scalar(eng_kernels *k)
         .pv_gather = {pv_gather_f32, pv_gather_f16, pv_gather_bf16},
         .max = max,
         .softmax = softmax,
+        .softmax_columns = softmax_columns,
         .scale = scale,
         .rms_norm = rms_norm,
         .silu_mul = silu_mul,

@@ -111,7 +111,7 @@ static void setup(fixture *f, eng_kv_type type, uint32_t threads, const uint32_t
     memset(f, 0, sizeof *f);
     f->shape = shape_of(type);
     ck_assert_int_eq(eng_pool_new(threads, &f->pool), 0);
-    ck_assert_int_eq(eng_attn_new(f->pool, kn, &f->shape, 256, &f->attn), 0);
+    ck_assert_int_eq(eng_attn_new(f->pool, kn, &f->shape, 256, true, &f->attn), 0);
     f->q = malloc(sizeof(float) * N * HEADS * GROUP * DIM);
     for (int i = 0; i < N * HEADS * GROUP * DIM; i++)
         f->q[i] = t_normal(&r);
@@ -161,55 +161,6 @@ static const uint32_t no_cuts[] = {700}, many_cuts[] = {3, 100, 513, 600, 1100};
 
 /* Float32 sums of N terms around the float64 value. */
 static const double tolerance = 3e-5;
-
-START_TEST(prefill_against_float64)
-{
-    fixture f;
-    for (eng_kv_type type = ENG_KV_F32; type <= ENG_KV_BF16; type++) {
-        setup(&f, type, 2, many_cuts, 5, 3);
-        float *out = malloc(sizeof(float) * 256 * HEADS * GROUP * DIM);
-        uint32_t pos0 = 1000;
-        eng_attn_prefill(f.attn, &f.view, 1, f.q + (size_t)pos0 * HEADS * GROUP * DIM, pos0, 256, out);
-        for (uint32_t t = 0; t < 256; t += 51)
-            for (int h = 0; h < HEADS * GROUP; h++) {
-                bool use[N] = {0};
-                double want[DIM];
-                for (uint32_t i = 0; i <= pos0 + t; i++)
-                    use[i] = true;
-                reference(f.q + ((size_t)(pos0 + t) * HEADS * GROUP + h) * DIM, f.k[h / GROUP], f.v[h / GROUP], use, N, want);
-                for (int j = 0; j < DIM; j++)
-                    ck_assert_double_eq_tol(out[((size_t)t * HEADS * GROUP + h) * DIM + j], want[j], tolerance);
-            }
-        free(out);
-        teardown(&f);
-    }
-}
-END_TEST
-
-/* The same bits for a token whatever the chunk it comes in, the segments and the number of threads (design section 4). */
-START_TEST(prefill_same_bits)
-{
-    fixture a, b;
-    size_t row = HEADS * GROUP * DIM;
-    setup(&a, ENG_KV_F16, 1, no_cuts, 1, 3);
-    setup(&b, ENG_KV_F16, 3, many_cuts, 5, 3);
-    float *x = malloc(sizeof(float) * N * row), *y = malloc(sizeof(float) * N * row);
-    for (uint32_t pos = 0; pos < N; pos += 256)
-        eng_attn_prefill(a.attn, &a.view, 1, a.q + pos * row, pos, N - pos < 256 ? N - pos : 256, x + pos * row);
-    static const uint32_t sizes[] = {1, 7, 64, 33, 129, 2, 256};
-    for (uint32_t pos = 0, i = 0; pos < N; i++) {
-        uint32_t n = sizes[i % 7];
-        n = N - pos < n ? N - pos : n;
-        eng_attn_prefill(b.attn, &b.view, 1, b.q + pos * row, pos, n, y + pos * row);
-        pos += n;
-    }
-    ck_assert_int_eq(memcmp(x, y, sizeof(float) * N * row), 0);
-    free(x);
-    free(y);
-    teardown(&a);
-    teardown(&b);
-}
-END_TEST
 
 static void decode(fixture *f, eng_attention policy, uint32_t n_keys, uint32_t delta_cap, float *out)
 {
@@ -565,8 +516,6 @@ int main(void)
     TCase *c = tcase_create("attention");
     tcase_set_timeout(c, 0);
     tcase_add_test(c, merge_any_split);
-    tcase_add_test(c, prefill_against_float64);
-    tcase_add_test(c, prefill_same_bits);
     tcase_add_test(c, full_same_bits_over_segments);
     tcase_add_test(c, flat_with_every_key_is_full);
     tcase_add_test(c, window_and_retrieved_keys);
