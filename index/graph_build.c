@@ -125,7 +125,7 @@ static int arena_new(idx_builder *b)
         n_links += b->links.count[i];
     size_t bytes = idx_arena_bytes(n, b->n_entries, n_links);
     uint8_t *arena = bytes ? idx_alloc(bytes, 1) : NULL;
-    idx_index *ix = malloc(sizeof *ix);
+    idx_index *ix = calloc(1, sizeof *ix);
     if (!arena || !ix) {
         free(arena);
         free(ix);

@@ -167,7 +167,7 @@ int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, idx_inde
     if (r < 0)
         return r;
     uint8_t *copy = idx_alloc(bytes, 1);
-    idx_index *ix = malloc(sizeof *ix);
+    idx_index *ix = calloc(1, sizeof *ix);
     if (!copy || !ix) {
         free(copy);
         free(ix);
