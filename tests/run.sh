@@ -87,32 +87,40 @@ if [ -f build-asan/build.ninja ]; then
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
-# Finds go to build-fuzz/; what is worth keeping is copied to tests/fuzz/corpus by hand.
+# Finds go to build-fuzz/; what is worth keeping is copied to tests/fuzz/corpus by hand. $1 program, the rest its arguments.
 fuzz() {
-    mkdir -p build-fuzz/corpus
-    build-fuzz/tests/fuzz_model build-fuzz/corpus tests/fuzz/corpus tests/golden/gguf/hostile -dict=tests/fuzz/gguf.dict -max_total_time=60 -max_len=65536 \
-        -malloc_limit_mb=256 -rss_limit_mb=2048 -timeout=60 -print_final_stats=1 -artifact_prefix=build-fuzz/ >build-fuzz/fuzz.log 2>&1
-    status=$?
-    if [ "$status" -ne 0 ]; then
-        tail -n 60 build-fuzz/fuzz.log
+    name=$1
+    shift
+    mkdir -p "build-fuzz/corpus-$name"
+    "build-fuzz/tests/$name" "build-fuzz/corpus-$name" "$@" -max_total_time=60 -rss_limit_mb=2048 -timeout=60 -print_final_stats=1 -artifact_prefix=build-fuzz/ \
+        >"build-fuzz/$name.log" 2>&1
+}
+
+# $1 program, $2 its exit status.
+fuzzed() {
+    if [ "$2" -ne 0 ]; then
+        tail -n 60 "build-fuzz/$1.log"
+        broken "the fuzzer found something: build-fuzz/$1.log"
     else
-        grep -E '^(Done|stat::number_of_executed_units)' build-fuzz/fuzz.log
+        echo "$1:"
+        grep -E '^(Done|stat::number_of_executed_units)' "build-fuzz/$1.log"
+        passed=$((passed + 1))
     fi
-    return "$status"
 }
 
 if (
-    target=tests/fuzz_model
+    target='tests/fuzz_model tests/fuzz_index'
     export CC=clang
     build build-fuzz -Db_sanitize=address,undefined -Dbuildtype=debugoptimized -Db_lundef=false -Dc_args=-fsanitize=fuzzer-no-link
 ); then
-    heading "fuzzing the loader of models, 60 s"
+    heading "fuzzing the loader of models and indexes, 60 s"
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-    if fuzz; then
-        passed=$((passed + 1))
-    else
-        broken "the fuzzer found something: build-fuzz/fuzz.log"
-    fi
+    fuzz fuzz_model tests/fuzz/corpus tests/golden/gguf/hostile -dict=tests/fuzz/gguf.dict -max_len=65536 -malloc_limit_mb=256 &
+    models=$!
+    fuzz fuzz_index -max_len=4096
+    fuzzed fuzz_index $?
+    wait $models
+    fuzzed fuzz_model $?
     unset ASAN_OPTIONS UBSAN_OPTIONS
 else
     broken "the fuzzer's build"
