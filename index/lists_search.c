@@ -20,7 +20,7 @@
 enum {
     HEADS = 32,       /* that a word of bits holds */
     LEAST_WANTED = 100, /* the margin holds for this many keys and more; fewer are searched for as if they were as many */
-    FRESH = 64,       /* clusters scanned between two looks at the thresholds */
+    FRESH = 64,       /* clusters between two looks at the thresholds */
 };
 
 /* In the directions kept, a key's score varies as the direction's own score says; in the others, as for a query of this length. */
@@ -60,12 +60,12 @@ void idx_lists_score(const idx_index *ix, uint32_t group, float scale, idx_scrat
 
 /* ---- search ----------------------------------------------------------------------------------------------------- */
 
-/* Scans a cluster for the heads, counted from `head0`, whose bits are set; heads between them are scored, too. */
-static void scan_cluster(const idx_scan_state *c, uint32_t cluster, uint32_t head0, uint32_t bits, uint32_t run_lo, bool cut)
+/* Scans clusters [cluster, stop) of a run, at most a tile, for the heads, counted from `head0`, whose bits are set; heads between them are scored, too. */
+static void scan_clusters(const idx_scan_state *c, uint32_t cluster, uint32_t stop, uint32_t head0, uint32_t bits, uint32_t run_lo, bool cut)
 {
     const idx_index *ix = c->ix;
     idx_scratch *s = c->s;
-    uint32_t first = ix->code.first[cluster], end = ix->code.first[cluster + 1], quads = ix->code.quads;
+    uint32_t first = ix->code.first[cluster], end = ix->code.first[stop], quads = ix->code.quads;
     uint32_t h0 = head0 + (uint32_t)__builtin_ctz(bits), n_heads = 32 - (uint32_t)__builtin_clz(bits) - (h0 - head0);
     for (uint32_t at = first & ~(IDX_BLOCK - 1u); at < end; at += IDX_TILE) {
         uint32_t n = end - at < IDX_TILE ? (end - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
@@ -109,40 +109,58 @@ static void fetch(const idx_index *ix, uint32_t cluster)
         __builtin_prefetch(p);
 }
 
-/* The next cluster from i on that is marked and has not been scanned. */
-static uint32_t next_marked(const idx_scan_state *c, uint32_t i)
+/* What a pass over the clusters carries along. */
+typedef struct {
+    const idx_scan_state *c;
+    uint32_t head0, n_heads, wanted; /* wanted 0: thresholds aren't looked at */
+    float beta, aim[HEADS];
+} pass;
+
+/* The heads that still want cluster i. */
+static uint32_t wanting(const pass *p, uint32_t i)
 {
-    while (i < c->end && !(c->s->list_want[i] & ~c->s->list_done[i]))
-        i++;
-    return i;
+    const idx_scratch *s = p->c->s;
+    uint32_t bits = s->list_want[i] & ~s->list_done[i];
+    for (uint32_t h = 0; h < p->n_heads && bits && p->wanted; h++)
+        bits &= s->list_bound[(size_t)(p->head0 + h) * s->list_ld + i] >= p->aim[h] ? UINT32_MAX : ~(1u << h);
+    return bits;
 }
 
-/* Scans what is marked and has not been scanned yet. With `wanted`, thresholds go on rising on the way. */
-static void scan_marked(const idx_scan_state *c, uint32_t head0, uint32_t n_heads, uint32_t wanted, float beta)
+/* Scans what is marked and has not been scanned yet. With `wanted`, thresholds go on rising on the way. Neighbours that are wanted are scanned together, for all
+ * heads that want one of them, unless such a head has met one of them before: a kernel's call has its price, and what is found besides does no harm. */
+static void scan_marked(pass *p)
 {
+    const idx_scan_state *c = p->c;
     const idx_index *ix = c->ix;
+    const uint32_t *first = ix->code.first;
     idx_scratch *s = c->s;
-    float aim[HEADS];
-    uint32_t lo = 0, hi = 0, scanned = 0;
-    for (uint32_t i = next_marked(c, c->first), next; i < c->end; i = next) {
-        uint32_t bits = s->list_want[i] & ~s->list_done[i];
-        next = next_marked(c, i + 1);
-        if (next < c->end)
-            fetch(ix, next);
-        if (wanted) {
-            for (uint32_t h = 0; h < n_heads && scanned % FRESH == 0; h++)
-                aim[h] = threshold_of(c, head0 + h, wanted, beta);
-            for (uint32_t h = 0; h < n_heads; h++)
-                bits &= s->list_bound[(size_t)(head0 + h) * s->list_ld + i] >= aim[h] ? UINT32_MAX : ~(1u << h);
-            if (!bits)
-                continue;
+    uint32_t lo = 0, hi = 0, look = 0;
+    for (uint32_t i = c->first, stop; i < c->end; i = stop) {
+        uint32_t bits, more, done;
+        if (p->wanted && look <= i) {
+            for (uint32_t h = 0; h < p->n_heads; h++)
+                p->aim[h] = threshold_of(c, p->head0 + h, p->wanted, p->beta);
+            look = i + FRESH;
         }
-        if (ix->code.first[i] >= hi)
-            idx_codes_run_rows(ix->header->n, idx_codes_run_of(ix->header->n, ix->code.first[i]), &lo, &hi);
-        scan_cluster(c, i, head0, bits, lo, lo < c->q->lo || hi > c->q->hi);
-        s->visited += s->list_done[i] ? 0 : ix->code.first[i + 1] - ix->code.first[i];
-        s->list_done[i] |= bits;
-        scanned++;
+        bits = wanting(p, i);
+        stop = i + 1;
+        if (!bits)
+            continue;
+        if (first[i] >= hi)
+            idx_codes_run_rows(ix->header->n, idx_codes_run_of(ix->header->n, first[i]), &lo, &hi);
+        done = s->list_done[i];
+        while (stop < c->end && first[stop] < hi && first[stop + 1] - (first[i] & ~(IDX_BLOCK - 1u)) <= IDX_TILE && (more = wanting(p, stop)) != 0 &&
+               !((bits | more) & (done | s->list_done[stop]))) {
+            bits |= more;
+            done |= s->list_done[stop++];
+        }
+        if (stop < c->end)
+            fetch(ix, stop);
+        scan_clusters(c, i, stop, p->head0, bits, lo, lo < c->q->lo || hi > c->q->hi);
+        for (uint32_t k = i; k < stop; k++) {
+            s->visited += s->list_done[k] ? 0 : first[k + 1] - first[k];
+            s->list_done[k] |= bits;
+        }
     }
 }
 
@@ -167,6 +185,7 @@ static void search_heads(const idx_scan_state *c, uint32_t head0, uint32_t n_hea
     idx_scratch *s = c->s;
     uint32_t clusters = c->end - c->first;
     bool ivf = c->ix->header->kind == IDX_IVF;
+    pass p = {.c = c, .head0 = head0, .n_heads = n_heads, .beta = beta};
     float share = c->ix->header->margin < 1 ? c->ix->header->margin : 1;
     uint32_t sure = beta < INFINITY && wanted > LEAST_WANTED ? LEAST_WANTED : wanted; /* the best key alone gives a dynamic budget's threshold */
     uint32_t n = ivf ? (uint32_t)ceilf(share * (float)clusters) : sure / (IDX_CLUSTER_ROWS / 4) + 4;
@@ -176,10 +195,11 @@ static void search_heads(const idx_scan_state *c, uint32_t head0, uint32_t n_hea
         set_bounds(c, head0 + h);
         mark(c, head0 + h, nth_bound(c, head0 + h, n), 1u << h);
     }
-    scan_marked(c, head0, n_heads, 0, beta);
+    scan_marked(&p);
     for (uint32_t h = 0; h < n_heads; h++)
         mark(c, head0 + h, threshold_of(c, head0 + h, wanted, beta), 1u << h);
-    scan_marked(c, head0, n_heads, wanted, beta);
+    p.wanted = wanted;
+    scan_marked(&p);
 }
 
 /* Of clusters [*first, *end), those of runs that the range meets. */
