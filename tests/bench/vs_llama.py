@@ -75,6 +75,8 @@ def run(command, **kw):
 def of_llama(a, model, what, length):
     """Tokens a second."""
     test = ["-p", length, "-n", 0] if what == "prefill" else ["-p", 0, "-n", a.n, "-d", length]
+    if what == "prefill" and length > 1000:
+        test += ["--no-warmup"]  # it would be the whole prompt
     rows = run([a.llama, "-m", model, "-t", a.threads, "-r", 1 if what == "prefill" else 3, "-fa", a.flash, "-ngl", 0, "-o", "jsonl", *test],
                env={**os.environ, "LD_LIBRARY_PATH": str(a.llama.parent)})  # fmt: skip
     return max(statistics.median(r["samples_ts"]) for r in rows)
