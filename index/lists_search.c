@@ -1,9 +1,10 @@
 /* Search of lists: codes in the order of clusters of *keys*, most of which are passed over.
  *
- * cluster: a cluster is scanned for a head when a key of it may reach the head's threshold, judged by the centroid's score, the standard deviation of its keys'
- * scores for this very query (from the directions in which they vary most) and a margin in such deviations, measured on held-out queries (lists_build.c): so a head whose scores are flat looks at many clusters and a peaked one at
- * few. First the clusters of highest bound are scanned, which gives a threshold near the final one; then, in the order of memory, all that may hold more.
- * Heads decide one by one: a cluster's codes come from memory once for all heads that want it.
+ * cluster: a cluster is scanned for a head when a key of it may reach the head's threshold, judged by the centroid's score, the standard deviation of its
+ * keys' scores for this very query (from the directions in which they vary most) and a margin in such deviations, measured on held-out queries
+ * (lists_build.c): so a head whose scores are flat looks at many clusters and a peaked one at few. First the clusters of highest bound are scanned, which
+ * gives a threshold near the final one; then, in the order of memory, all that may hold more. Heads decide one by one; what one of them wants is read from
+ * memory once for all that do.
  *
  * ivf: the paper's baseline. The clusters of highest centroid score are scanned, a fixed share of all.
  *

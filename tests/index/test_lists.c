@@ -258,6 +258,36 @@ START_TEST(exact_for_equal_keys)
 }
 END_TEST
 
+/* When all but one key of a cluster are retrieved, the mean of what is left is that key. */
+START_TEST(rest_of_a_cluster)
+{
+    enum { N = 32, DIM = 24 };
+    for (int round = 0; round < 20; round++) {
+        problem p = problem_new(RANDOM, N, DIM, 1);
+        idx_index *ix = build(&p, IDX_CLUSTER);
+        idx_scratch *s;
+        idx_hits *hits;
+        float q[DIM], w[8], m, coef[N];
+        uint32_t taken[8] = {0}, first, end;
+        double least = INFINITY, size;
+        random_query(&p, q);
+        for (uint32_t i = 0; i < N; i++)
+            least = fmin(least, exact_score(&p, q, i, 0.25, &size));
+        idx_query query = {.q = q, .group = 1, .hi = N, .scale = 0.25f, .budget = {N - 1, 0}};
+        ck_assert_int_eq(idx_scratch_new(N, DIM, 1, N, &s), 0);
+        idx_codes_part(ix, 0, N, 0, 1, &first, &end);
+        ck_assert_uint_eq(end - first, 1);
+        ck_assert_int_eq(idx_codes_scan(ix, &p.keys, &query, first, end, s, w, 8, &m, &hits), 0);
+        ck_assert_uint_eq(hits[0].n, N - 1);
+        float l = idx_estimate(ix, NULL, 0, first, end, m, 1, w, hits[0].clusters, hits[0].scanned, hits[0].n, taken, coef);
+        ck_assert_double_eq_tol(log((double)l) + (double)m, least, 0.3); /* the codes' rounding, 31 times */
+        idx_scratch_free(s);
+        idx_free(ix);
+        problem_free(&p);
+    }
+}
+END_TEST
+
 START_TEST(refused)
 {
     problem p = problem_new(RANDOM, 500, 16, 2);
@@ -291,6 +321,7 @@ static Suite *suite(void)
     tcase_add_loop_test(t, against_brute_force, 0, 2 * ((int)idx_cpu_detect() + 1));
     tcase_add_test(t, probing_adapts);
     tcase_add_test(t, exact_for_equal_keys);
+    tcase_add_test(t, rest_of_a_cluster);
     tcase_add_test(t, refused);
     suite_add_tcase(s, t);
     return s;
