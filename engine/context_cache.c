@@ -124,6 +124,14 @@ bool eng_cache_insert(eng_cache *c, eng_segment *s)
     return true;
 }
 
+eng_segment *eng_cache_get(const eng_cache *c, const eng_segment_id *id)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->segments[i]->has_id && !memcmp(&c->segments[i]->id, id, sizeof *id))
+            return c->segments[i];
+    return NULL;
+}
+
 void eng_cache_recount(eng_cache *c)
 {
     c->bytes = 0;

@@ -25,6 +25,9 @@ bool eng_cache_make_room(eng_cache *c, size_t bytes);
 /* Keeps a sealed segment whose parent (if any) is kept. False when it does not fit, even after evicting. */
 bool eng_cache_insert(eng_cache *c, eng_segment *s);
 
+/* The kept segment of this id. NULL: none. */
+eng_segment *eng_cache_get(const eng_cache *c, const eng_segment_id *id);
+
 /* Recounts a segment whose index grew; evicts others if that went over the limit. */
 void eng_cache_recount(eng_cache *c);
 

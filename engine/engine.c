@@ -237,6 +237,7 @@ void eng_close(eng_engine *e)
 {
     if (!e)
         return;
+    eng_disk_close(e);
     eng_index_work_free(e->index_work);
     eng_cache_free(e->cache);
     eng_forward_free(e->forward);
@@ -328,9 +329,11 @@ int eng_background(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop)
 
 int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop)
 {
-    if (!eng_background_pending(e))
-        return 0;
-    return eng_background(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
+    int r = 0;
+    if (eng_background_pending(e))
+        r = eng_background(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
+    eng_disk_turn(e);
+    return r;
 }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */

@@ -176,7 +176,7 @@ int eng_session_force(eng_session *s, int32_t id);
 int eng_session_logits(eng_session *s, const float **ret);
 
 typedef struct {
-    uint32_t cache_n;            /* prompt tokens taken from a kept context */
+    uint32_t cache_n, disk_n;    /* prompt tokens taken from a kept context; of these, read from disk for it */
     uint32_t prompt_n;           /* prompt tokens computed */
     double prompt_ms;
     uint32_t predicted_n;

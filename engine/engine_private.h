@@ -16,6 +16,8 @@ typedef struct {
     atomic_ullong cache_bytes, index_bytes, segments, evictions, index_pending;
 } eng_counters;
 
+typedef struct eng_disk eng_disk;
+
 struct eng_engine {
     eng_params params;
     eng_model *model;
@@ -25,6 +27,7 @@ struct eng_engine {
     eng_forward *forward;
     eng_cache *cache;
     eng_index_work *index_work;
+    eng_disk *disk;             /* NULL: no disk tier */
     gpu_context *gpu;           /* NULL: none */
     eng_rope rope;
     uint32_t *window;           /* [n_layer]: shape.window */
@@ -44,5 +47,20 @@ void eng_publish(eng_engine *e);
 /* Until deadline_ns: moves weights to huge pages, then builds indexes and accounts for them. 1: there is more, 0: nothing to do. */
 int eng_background(eng_engine *e, uint64_t deadline_ns, const atomic_bool *stop);
 bool eng_background_pending(const eng_engine *e);
+
+/* ---- contexts.c: the disk tier; each does nothing where there is none ---- */
+
+/* A sealed segment is to be kept on disk: in the next turn after its codes are there. */
+void eng_disk_keep(eng_engine *e, eng_segment *s);
+
+/* Hands over what is ready, unless a session runs, and lets go of what was written. */
+void eng_disk_turn(eng_engine *e);
+
+void eng_disk_close(eng_engine *e);
+
+/* Looks for a longer prefix of ids[0, n) than the `have` tokens of *io_view. Returns its length; the view is that prefix's then, and *ret_read is how many
+ * of its tokens were read from disk. */
+uint32_t eng_disk_find(eng_engine *e, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel, eng_view *io_view,
+                       uint32_t *ret_read);
 
 #endif

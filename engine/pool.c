@@ -342,6 +342,12 @@ int eng_pool_new(uint32_t n_threads, eng_pool **ret)
     return 0;
 }
 
+void eng_pool_unbind(const eng_pool *p)
+{
+    if (p->callers_cpus)
+        sched_setaffinity(0, p->callers_bytes, p->callers_cpus);
+}
+
 void eng_pool_free(eng_pool *p)
 {
     if (!p)
@@ -352,7 +358,7 @@ void eng_pool_free(eng_pool *p)
     for (uint32_t i = 0; i < p->n_started; i++)
         pthread_join(p->workers[i].thread, NULL);
     if (p->callers_cpus) {
-        sched_setaffinity(0, p->callers_bytes, p->callers_cpus);
+        eng_pool_unbind(p);
         CPU_FREE(p->callers_cpus);
     }
     free(p->workers);

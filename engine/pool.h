@@ -19,6 +19,9 @@ int eng_pool_new(uint32_t n_threads, eng_pool **ret);
 void eng_pool_free(eng_pool *p);
 uint32_t eng_pool_threads(const eng_pool *p);
 
+/* Lets the calling thread, which the pool's maker started, use every CPU that the maker could. */
+void eng_pool_unbind(const eng_pool *p);
+
 /* Runs fn for every task, on all threads; tasks are taken in rising order, one at a time. Returns when all are done; what they wrote is
  * visible then. Only from the thread that made the pool, not from inside a task. */
 void eng_pool_run(eng_pool *p, eng_pool_fn *fn, void *ctx, uint32_t n_tasks);

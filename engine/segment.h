@@ -28,6 +28,11 @@ static inline uint32_t eng_kv_window(const eng_kv_shape *s, uint32_t layer)
 size_t eng_kv_type_size(eng_kv_type t);
 size_t eng_kv_bytes_per_token(const eng_kv_shape *s);
 
+/* What a segment file is called and known by (segment_file.h). */
+typedef struct {
+    uint8_t b[16];
+} eng_segment_id;
+
 typedef struct eng_segment eng_segment;
 struct eng_segment {
     const eng_kv_shape *shape;
@@ -54,6 +59,8 @@ struct eng_segment {
     size_t index_bytes;
 
     bool indexing;              /* one of the references is index_work.c's */
+    bool has_id;                /* it was queued for a file, or read from one */
+    eng_segment_id id;
 
     /* context_cache.c */
     bool cached;

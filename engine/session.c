@@ -26,7 +26,7 @@ struct eng_session {
     const atomic_bool *cancel;
     bool keep;
     int32_t *ids;               /* the prompt */
-    uint32_t n_prompt, n_cached, room;
+    uint32_t n_prompt, n_cached, n_read, room; /* n_read: of those cached, from disk */
     uint32_t n;                 /* tokens whose KV is there */
     eng_view view;
     eng_segment *filling;       /* the view holds it; NULL: none */
@@ -116,9 +116,12 @@ static int add_segments(eng_session *s)
 /* A full hit computes its last token again, for its logits. */
 static int find_prefix(eng_session *s)
 {
-    int64_t found = s->n_prompt > 1 ? eng_cache_find(s->e->cache, s->ids, s->n_prompt - 1, s->attention.mode == ENG_ATTN_FULL, &s->view) : 0;
+    bool exact = s->attention.mode == ENG_ATTN_FULL;
+    int64_t found = s->n_prompt > 1 ? eng_cache_find(s->e->cache, s->ids, s->n_prompt - 1, exact, &s->view) : 0;
     if (found < 0)
         return (int)found;
+    if (s->n_prompt > 1)
+        found = eng_disk_find(s->e, s->ids, s->n_prompt - 1, exact, (uint32_t)found, s->cancel, &s->view, &s->n_read);
     s->n = s->n_cached = (uint32_t)found;
     atomic_fetch_add(found ? &s->e->counters.hits : &s->e->counters.misses, 1);
     return 0;
@@ -185,8 +188,10 @@ static void advance(eng_session *s, const int32_t *ids, uint32_t end)
 static void seal_filling(eng_session *s)
 {
     eng_segment *seg = s->filling;
-    if (s->keep)
+    if (s->keep) {
         eng_cache_insert(s->e->cache, seg);
+        eng_disk_keep(s->e, seg);
+    }
     if (eng_index_work_add(s->e->index_work, seg) < 0)
         eng_segment_free_queries(seg);
     s->filling = NULL;
@@ -262,8 +267,10 @@ static int seal_run(eng_session *s)
     for (int i = 0; i < 2; i++) {
         if (!sealed[i])
             continue;
-        if (s->keep)
+        if (s->keep) {
             eng_cache_insert(s->e->cache, sealed[i]);
+            eng_disk_keep(s->e, sealed[i]);
+        }
         eng_index_work_add(s->e->index_work, sealed[i]); /* if that fails: its keys are read all the same */
         eng_view_add(&s->view, sealed[i], sealed[i]->start, sealed[i]->start + sealed[i]->n);
         eng_segment_unref(sealed[i]);
@@ -386,6 +393,7 @@ void eng_session_timings(const eng_session *s, eng_timings *ret)
     bool scanned = s->attention.mode != ENG_ATTN_GRAPH && c->n_flat > c0->n_flat;
     *ret = (eng_timings){
         .cache_n = s->n_cached,
+        .disk_n = s->n_read,
         .prompt_n = (s->n < s->n_prompt ? s->n : s->n_prompt) - s->n_cached,
         .prompt_ms = (double)s->prompt_ns * 1e-6,
         .predicted_n = s->n_predicted,
@@ -406,6 +414,7 @@ static void keep_unfinished(eng_session *s)
     eng_segment *seg;
     if (!s->filling->n || eng_segment_copy(s->filling, 0, s->filling->n, s->filling->parent, true, &seg) < 0)
         return;
+    eng_disk_keep(s->e, seg);
     if (eng_cache_insert(s->e->cache, seg))
         eng_index_work_add(s->e->index_work, seg); /* if that fails: no index */
     eng_segment_unref(seg);
@@ -417,7 +426,10 @@ static void keep_delta(eng_session *s)
     if (!s->delta->n || copy_delta(s, s->delta->n, sealed) < 0)
         return;
     for (int i = 0; i < 2; i++) {
-        if (sealed[i] && eng_cache_insert(s->e->cache, sealed[i]))
+        if (!sealed[i])
+            continue;
+        eng_disk_keep(s->e, sealed[i]);
+        if (eng_cache_insert(s->e->cache, sealed[i]))
             eng_index_work_add(s->e->index_work, sealed[i]);
         eng_segment_unref(sealed[i]);
     }
@@ -449,5 +461,6 @@ void eng_session_close(eng_session *s)
     free(s->ids);
     free(s);
     e->in_session = false;
+    eng_disk_turn(e);
     eng_publish(e);
 }

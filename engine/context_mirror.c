@@ -1,0 +1,174 @@
+#include "context_mirror.h"
+
+#include "context_cache.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void entry_free(eng_mirror_entry *e)
+{
+    if (e)
+        free(e->ids);
+    free(e);
+}
+
+void eng_mirror_done(eng_mirror *m)
+{
+    for (uint32_t i = 0; i < m->n; i++)
+        entry_free(m->entries[i]);
+    free(m->entries);
+    *m = (eng_mirror){0};
+}
+
+eng_mirror_entry *eng_mirror_get(const eng_mirror *m, const eng_segment_id *id)
+{
+    for (uint32_t i = 0; i < m->n; i++)
+        if (eng_segment_id_equal(&m->entries[i]->head.id, id))
+            return m->entries[i];
+    return NULL;
+}
+
+static bool same_owner(const eng_segment_head *a, const eng_segment_head *b)
+{
+    return a->tenant == b->tenant && a->fingerprint == b->fingerprint && a->n_layer == b->n_layer && a->n_head_kv == b->n_head_kv &&
+           a->head_dim == b->head_dim && a->type_k == b->type_k && a->type_v == b->type_v;
+}
+
+/* Whether `id` is that of the tokens before `h`, which are its ancestors', and its own. */
+static int check_id(const eng_segment_head *h, const int32_t *ids, const eng_mirror_entry *parent)
+{
+    int32_t *all = malloc(((size_t)h->start + h->n) * sizeof *all);
+    if (!all)
+        return -ENOMEM;
+    memcpy(all + h->start, ids, (size_t)h->n * sizeof *ids);
+    uint32_t end = h->start;
+    for (const eng_mirror_entry *e = parent; e; end = e->head.start, e = e->parent)
+        memcpy(all + e->head.start, e->ids, (size_t)(end - e->head.start) * sizeof *ids);
+    eng_segment_id id = eng_segment_id_of(h, all);
+    free(all);
+    return eng_segment_id_equal(&id, &h->id) ? 0 : -EBADMSG;
+}
+
+static int check_place(const eng_mirror *m, const eng_catalog_row *row, eng_mirror_entry **ret_parent)
+{
+    static const eng_segment_id none;
+    const eng_segment_head *h = &row->head;
+    eng_mirror_entry *parent = NULL;
+    if (eng_mirror_get(m, &h->id))
+        return -EEXIST;
+    if (eng_segment_id_equal(&h->parent, &none)) {
+        if (h->start)
+            return -EBADMSG;
+    } else {
+        parent = eng_mirror_get(m, &h->parent);
+        if (!parent)
+            return -ENOENT;
+        if (h->start <= parent->head.start || h->start - parent->head.start > parent->head.n || !same_owner(h, &parent->head) ||
+            (h->exact && !parent->head.exact))
+            return -EBADMSG;
+    }
+    *ret_parent = parent;
+    return check_id(h, row->ids, parent);
+}
+
+static bool is_ours(const eng_segment_head *h, const eng_segment_owner *o)
+{
+    return h->tenant == o->tenant && h->fingerprint == o->fingerprint && h->n_layer == o->shape->n_layer && h->n_head_kv == o->shape->n_head_kv &&
+           h->head_dim == o->shape->head_dim && h->type_k == o->shape->type_k && h->type_v == o->shape->type_v;
+}
+
+int eng_mirror_add(eng_mirror *m, const eng_catalog_row *row, const eng_segment_owner *owner, eng_mirror_entry **ret)
+{
+    eng_mirror_entry *parent = NULL, *e;
+    int r = check_place(m, row, &parent);
+    if (r < 0)
+        return r;
+    if (m->n == m->cap) {
+        uint32_t cap = m->cap ? 2 * m->cap : 64;
+        eng_mirror_entry **p = realloc(m->entries, cap * sizeof *p);
+        if (!p)
+            return -ENOMEM;
+        m->entries = p;
+        m->cap = cap;
+    }
+    e = calloc(1, sizeof *e);
+    if (!e || !(e->ids = malloc((size_t)row->head.n * sizeof *e->ids))) {
+        entry_free(e);
+        return -ENOMEM;
+    }
+    memcpy(e->ids, row->ids, (size_t)row->head.n * sizeof *e->ids);
+    e->head = row->head;
+    e->parent = parent;
+    e->ours = is_ours(&row->head, owner);
+    e->used = row->used;
+    e->hits = row->hits;
+    if (e->used > m->clock)
+        m->clock = e->used;
+    if (parent)
+        parent->children++;
+    m->entries[m->n++] = e;
+    m->bytes += e->head.bytes;
+    *ret = e;
+    return 0;
+}
+
+void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e)
+{
+    uint32_t i = 0;
+    while (m->entries[i] != e)
+        i++;
+    memmove(m->entries + i, m->entries + i + 1, (m->n - i - 1) * sizeof *m->entries);
+    m->n--;
+    m->bytes -= e->head.bytes;
+    if (e->parent)
+        e->parent->children--;
+    entry_free(e);
+}
+
+eng_mirror_entry *eng_mirror_find(eng_mirror *m, const int32_t *ids, uint32_t n, bool exact_only)
+{
+    eng_mirror_entry *best = NULL;
+    for (uint32_t i = 0; i < m->n; i++) {
+        eng_mirror_entry *e = m->entries[i];
+        uint32_t start = e->head.start, left = n > start ? n - start : 0, most = e->head.n < left ? e->head.n : left, same = 0;
+        e->match = -1;
+        if (!e->ours || e->unusable || (e->parent && e->parent->match < (int64_t)start) || start > n || (exact_only && !e->head.exact))
+            continue;
+        while (same < most && e->ids[same] == ids[start + same])
+            same++;
+        e->match = (int64_t)start + same;
+        if (!best || e->match > best->match || (e->match == best->match && e->head.exact && !best->head.exact))
+            best = e;
+    }
+    if (!best || best->match < ENG_CACHE_MIN_PREFIX)
+        return NULL;
+    m->clock++;
+    for (eng_mirror_entry *e = best; e; e = e->parent) {
+        e->used = m->clock;
+        e->touched = true;
+    }
+    best->hits++;
+    return best;
+}
+
+eng_mirror_entry *eng_mirror_victim(const eng_mirror *m)
+{
+    eng_mirror_entry *victim = NULL;
+    for (uint32_t i = 0; i < m->n; i++) {
+        eng_mirror_entry *e = m->entries[i];
+        if (!e->children && !e->pins && (!victim || e->used < victim->used))
+            victim = e;
+    }
+    return victim;
+}
+
+eng_mirror_entry *eng_mirror_leaf(const eng_mirror *m, eng_mirror_entry *e)
+{
+    for (uint32_t i = m->n; i-- > 0 && e->children;)
+        if (m->entries[i]->parent == e) {
+            e = m->entries[i];
+            i = m->n;
+        }
+    return e;
+}

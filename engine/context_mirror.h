@@ -1,0 +1,47 @@
+/* What is on disk, in memory: a prefix tree of segments with their token ids, for look-ups and for choosing what to evict. It takes no lock: its
+ * owner has one (context_store.c). */
+#ifndef RETRIEVALD_CONTEXT_MIRROR_H
+#define RETRIEVALD_CONTEXT_MIRROR_H
+
+#include "context_catalog.h"
+
+typedef struct eng_mirror_entry eng_mirror_entry;
+struct eng_mirror_entry {
+    eng_segment_head head;
+    int32_t *ids;
+    eng_mirror_entry *parent;
+    uint32_t children;
+    uint32_t pins;  /* stays as long as there are any */
+    bool ours;      /* of this model and these types: prompts may find it */
+    bool unusable;  /* prompts do not find it any more */
+    bool touched;   /* used and hits are newer than the catalog's */
+    uint64_t used, hits;
+    int64_t match;  /* scratch of a look-up, as in eng_segment */
+};
+
+typedef struct {
+    eng_mirror_entry **entries; /* a parent stands before its children */
+    uint32_t n, cap;
+    uint64_t bytes; /* of files */
+    uint64_t clock;
+} eng_mirror;
+
+void eng_mirror_done(eng_mirror *m);
+eng_mirror_entry *eng_mirror_get(const eng_mirror *m, const eng_segment_id *id);
+
+/* Adds a segment; ids are copied. -ENOENT: its parent is not there; -EBADMSG: it cannot be that one's child, or its id is not that of its
+ * tokens; -EEXIST; -ENOMEM. */
+int eng_mirror_add(eng_mirror *m, const eng_catalog_row *row, const eng_segment_owner *owner, eng_mirror_entry **ret);
+void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e); /* without children */
+
+/* The entry that agrees with most of ids[0, n), at least ENG_CACHE_MIN_PREFIX of them; how many is its `match`. NULL: none. It and those before it
+ * become the last used. */
+eng_mirror_entry *eng_mirror_find(eng_mirror *m, const int32_t *ids, uint32_t n, bool exact_only);
+
+/* The least recently used entry that may go: no child, no pin. NULL: none. */
+eng_mirror_entry *eng_mirror_victim(const eng_mirror *m);
+
+/* Some entry below e, or e, that has no child. */
+eng_mirror_entry *eng_mirror_leaf(const eng_mirror *m, eng_mirror_entry *e);
+
+#endif

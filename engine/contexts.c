@@ -1,0 +1,179 @@
+/* The engine thread's side of the disk tier: what sessions leave waits here until its codes are built and nobody waits for an answer; what a prompt
+ * needs from disk is put together here with what memory has. */
+#include "contexts.h"
+
+#include "context_store.h"
+#include "engine_private.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct eng_disk {
+    eng_store *store;
+    eng_segment **waiting; /* oldest first, a reference each */
+    uint32_t n, cap;
+    size_t bytes; /* of those waiting */
+};
+
+static const char *const miss_names[ENG_MISS_COUNT] = {
+    [ENG_MISS_NONE] = "none",       [ENG_MISS_ABSENT] = "absent",     [ENG_MISS_SHORT] = "short",   [ENG_MISS_GONE] = "gone",
+    [ENG_MISS_IO] = "io",           [ENG_MISS_KIND] = "kind",         [ENG_MISS_SIZE] = "size",     [ENG_MISS_HEADER] = "header",
+    [ENG_MISS_VERSION] = "version", [ENG_MISS_MODEL] = "model",       [ENG_MISS_KV_TYPE] = "kv_type", [ENG_MISS_TOKENS] = "tokens",
+    [ENG_MISS_CHECKSUM] = "checksum", [ENG_MISS_INDEX] = "index",     [ENG_MISS_MEMORY] = "memory", [ENG_MISS_CANCELED] = "canceled",
+};
+
+const char *eng_miss_name(eng_miss m)
+{
+    return miss_names[m];
+}
+
+int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t errlen)
+{
+    eng_disk *d = calloc(1, sizeof *d);
+    if (!d) {
+        snprintf(err, errlen, "out of memory");
+        return -ENOMEM;
+    }
+    eng_store_params sp = {.disk = *p, .owner = {.fingerprint = e->info.fingerprint, .shape = &e->shape}, .pool = e->pool,
+                           .log = e->params.log, .log_ctx = e->params.log_ctx};
+    int r = eng_store_open(&sp, &d->store, err, errlen);
+    if (r < 0)
+        free(d);
+    else
+        e->disk = d;
+    return r;
+}
+
+/* ---- saving -------------------------------------------------------------------------------------------------------- */
+
+/* Memory that may be held by what waits, beyond what the RAM tier holds anyway. */
+static size_t waiting_limit(const eng_engine *e)
+{
+    const size_t least = (size_t)256 << 20;
+    return e->params.cache_ram > least ? e->params.cache_ram : least;
+}
+
+void eng_disk_keep(eng_engine *e, eng_segment *s)
+{
+    eng_disk *d = e->disk;
+    size_t bytes = eng_segment_bytes(s);
+    if (!d || (d->n && d->bytes + bytes > waiting_limit(e)))
+        return;
+    if (d->n == d->cap) {
+        uint32_t cap = d->cap ? 2 * d->cap : 16;
+        eng_segment **p = realloc(d->waiting, cap * sizeof *p);
+        if (!p)
+            return;
+        d->waiting = p;
+        d->cap = cap;
+    }
+    d->waiting[d->n++] = eng_segment_ref(s);
+    d->bytes += bytes;
+}
+
+/* Queues the first n that wait. */
+static void save_first(eng_disk *d, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        eng_store_save(d->store, d->waiting[i]); /* if that fails: not kept */
+        eng_segment_unref(d->waiting[i]);
+    }
+    for (uint32_t i = n; i < d->n; i++)
+        d->waiting[i - n] = d->waiting[i];
+    d->n -= n;
+    if (!d->n)
+        d->bytes = 0;
+}
+
+void eng_disk_turn(eng_engine *e)
+{
+    eng_disk *d = e->disk;
+    if (!d)
+        return;
+    eng_store_collect(d->store);
+    uint32_t n = 0;
+    while (n < d->n && (!d->waiting[n]->indexing || eng_segment_coded(d->waiting[n])))
+        n++;
+    save_first(d, e->in_session ? 0 : n);
+}
+
+void eng_disk_close(eng_engine *e)
+{
+    eng_disk *d = e->disk;
+    if (!d)
+        return;
+    save_first(d, d->n);
+    eng_store_close(d->store);
+    free(d->waiting);
+    free(d);
+    e->disk = NULL;
+}
+
+/* ---- finding ------------------------------------------------------------------------------------------------------- */
+
+static eng_segment *load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, const atomic_bool *cancel)
+{
+    eng_segment *s;
+    eng_segment_reader reader = {.pool = e->pool, .cancel = cancel, .heartbeat = &e->counters.heartbeat};
+    eng_cache_make_room(e->cache, eng_store_size(e->disk->store, id));
+    eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just evicted */
+    if (eng_store_load(e->disk->store, id, &reader, parent, &s))
+        return NULL;
+    eng_cache_insert(e->cache, s);
+    if (!eng_segment_coded(s))
+        eng_index_work_add(e->index_work, s); /* if that fails: its keys are read all the same */
+    return s;
+}
+
+/* The chain as far as it can be had; *io_read: tokens that were read from disk. */
+static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic_bool *cancel, eng_view *view, uint32_t *io_read)
+{
+    eng_segment *parent = NULL;
+    uint32_t end = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint32_t start = c->links[i].start, hi = i + 1 < c->n ? c->links[i + 1].start : c->length;
+        eng_segment *kept = eng_cache_get(e->cache, &c->links[i].id), *s = kept ? eng_segment_ref(kept) : load(e, &c->links[i].id, parent, cancel);
+        int r = s ? eng_view_add(view, s, start, hi) : -ENOENT;
+        eng_segment_unref(s);
+        if (r < 0)
+            break;
+        *io_read += kept ? 0 : hi - start;
+        parent = s;
+        end = hi;
+    }
+    return end;
+}
+
+uint32_t eng_disk_find(eng_engine *e, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel, eng_view *io_view,
+                       uint32_t *ret_read)
+{
+    eng_disk *d = e->disk;
+    eng_store_chain chain = {0};
+    eng_view view = {0};
+    uint32_t read = 0;
+    if (!d)
+        return have;
+    eng_store_collect(d->store);
+    eng_miss why = eng_store_find(d->store, ids, n, exact_only, have, &chain);
+    uint32_t length = why ? 0 : view_chain(e, &chain, cancel, &view, &read);
+    free(chain.links);
+    if (length > have) {
+        eng_view_done(io_view);
+        *io_view = view;
+        *ret_read = read;
+        eng_store_count_hit(d->store);
+        return length;
+    }
+    eng_view_done(&view);
+    if (why && !have)
+        eng_store_count_miss(d->store, why);
+    return have;
+}
+
+void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret)
+{
+    *ret = (eng_disk_stats){0};
+    if (e->disk)
+        eng_store_stats(e->disk->store, ret);
+}

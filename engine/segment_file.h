@@ -1,0 +1,74 @@
+/* Segment files: one immutable file a segment (README.md, "Segment files", has the format byte by byte).
+ *
+ * Every byte may come from a damaged or hostile file: sizes are computed from the header and compared with the file's before anything is
+ * allocated, each block of a mebibyte has a checksum that is verified as it is read, codes pass idx_load(), and token ids are the caller's to
+ * compare. What is wrong is an eng_miss and a sentence.
+ */
+#ifndef RETRIEVALD_SEGMENT_FILE_H
+#define RETRIEVALD_SEGMENT_FILE_H
+
+#include "contexts.h"
+#include "pool.h"
+#include "segment.h"
+
+#include <string.h>
+
+/* What keys and values depend on beside the tokens. */
+typedef struct {
+    uint64_t fingerprint; /* of the model and its RoPE settings */
+    uint64_t tenant;      /* 0: everybody's */
+    const eng_kv_shape *shape;
+} eng_segment_owner;
+
+typedef struct {
+    eng_segment_id id, parent; /* parent: all zero for a segment that starts at 0 */
+    uint64_t tenant, fingerprint;
+    uint32_t start, n, n_layer, n_head_kv, head_dim, type_k, type_v;
+    bool exact;
+    uint64_t bytes;   /* of the file */
+    int64_t created;  /* seconds since 1970 */
+} eng_segment_head;
+
+/* XXH3-128 over that of ids[0, start + n) (all tokens from the context's first to the segment's last) and start, tenant, fingerprint, types, exactness. */
+eng_segment_id eng_segment_id_of(const eng_segment_head *h, const int32_t *ids);
+
+static inline bool eng_segment_id_equal(const eng_segment_id *a, const eng_segment_id *b)
+{
+    return !memcmp(a, b, sizeof *a);
+}
+
+enum { ENG_SEGMENT_NAME = 2 * sizeof(eng_segment_id) + 1 };
+void eng_segment_id_text(const eng_segment_id *id, char ret[ENG_SEGMENT_NAME]); /* hexadecimal */
+bool eng_segment_id_parse(const char *s, eng_segment_id *ret);                 /* of so many digits and no more */
+
+/* Head of the file that a sealed segment (n == cap) will be, but for ids and time; `codes`: with those it has. bytes 0: no memory. */
+eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_segment *s, bool codes);
+
+/* Writes it to an empty file; the caller syncs. Reads nothing of s that can change. -errno. */
+int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s, bool codes);
+
+typedef struct eng_segment_file eng_segment_file;
+
+/* Opens a regular file (never a link or a FIFO) and checks its head. */
+eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **ret, char *err, size_t errlen);
+void eng_segment_file_close(eng_segment_file *f);
+const eng_segment_head *eng_segment_file_head(const eng_segment_file *f);
+
+/* The token ids [n], malloc'ed. */
+eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *err, size_t errlen);
+
+typedef struct {
+    eng_pool *pool;
+    const atomic_bool *cancel; /* may be NULL */
+    atomic_ullong *heartbeat;  /* rises with every block. May be NULL */
+} eng_segment_reader;
+
+/* Checks that it belongs to owner and has these token ids [n], then reads it as pool work below `parent` (NULL at start 0). The caller holds the one
+ * reference. Codes that are not all there, or not for the layers that retrieve now, are left out. */
+eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader,
+                               eng_segment *parent, eng_segment **ret, char *err, size_t errlen);
+
+/* Reads all of it and checks every checksum and the codes. */
+eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen);
+
+#endif
