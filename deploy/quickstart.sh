@@ -101,7 +101,8 @@ if [ -n "$pid" ]; then
     echo "the daemon of an earlier run still serves port $port (process $pid)" >&2
 else
     echo "starting the daemon on 127.0.0.1:$port" >&2
-    setsid nohup "$binary" serve -m "$model" --host 127.0.0.1 --port "$port" --alias smollm2 >"$log" 2>&1 </dev/null &
+    [ -z "$check" ] || rm -rf "$state/$port.contexts" # the first answer is to be the first
+    setsid nohup "$binary" serve -m "$model" --host 127.0.0.1 --port "$port" --alias smollm2 --state-dir "$state/$port.contexts" >"$log" 2>&1 </dev/null &
     pid=$!
     child=1
     echo "$pid" >"$pid_file"

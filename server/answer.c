@@ -39,7 +39,7 @@ static void write_rate(const char *prefix, uint32_t n, double ms, srv_buf *out)
 void srv_answer_timings(const srv_job *j, srv_buf *out)
 {
     const eng_timings *t = &j->timings;
-    srv_buf_printf(out, ",\"timings\":{\"cache_n\":%u", t->cache_n);
+    srv_buf_printf(out, ",\"timings\":{\"cache_n\":%u,\"disk_n\":%u", t->cache_n, t->disk_n);
     write_rate("prompt", t->prompt_n, t->prompt_ms, out);
     write_rate("predicted", t->predicted_n, t->predicted_ms, out);
     srv_buf_printf(out,

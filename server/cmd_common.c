@@ -130,6 +130,25 @@ int srv_budget(const cfg_settings *s, eng_attention *a, char *err, size_t errlen
     return 0;
 }
 
+int srv_state_dir(const cfg_settings *s, char *ret, size_t size)
+{
+    static const struct {
+        const char *variable, *below;
+    } places[] = {{"STATE_DIRECTORY", ""}, {"XDG_STATE_HOME", "/retrievald"}, {"HOME", "/.local/state/retrievald"}};
+    const char *dir = s->state_dir, *below = "";
+    for (size_t i = 0; !dir && i < sizeof places / sizeof *places; i++) {
+        const char *value = getenv(places[i].variable);
+        if (value && *value == '/') { /* the XDG specification: a relative path is ignored */
+            dir = value;
+            below = places[i].below;
+        }
+    }
+    if (!dir)
+        return -ENOENT;
+    int len = !s->state_dir && !*below ? (int)strcspn(dir, ":") : (int)strlen(dir); /* systemd's may be several */
+    return (size_t)snprintf(ret, size, "%.*s%s", len, dir, below) < size ? 0 : -ENAMETOOLONG;
+}
+
 int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t errlen)
 {
     eng_attention a = eng_attention_default();

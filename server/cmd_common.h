@@ -17,6 +17,9 @@ int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret);
 /* Opens it for tests that need room for n_ctx tokens; -c, if given, must hold them. */
 int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret);
 
+/* The folder that keeps contexts on disk: --state-dir, or what the environment says. -ENOENT: it says nothing. */
+int srv_state_dir(const cfg_settings *s, char *ret, size_t size);
+
 /* The template that --chat-template or --chat-template-file gives, NUL-terminated; *ret is NULL when neither is there. free it. */
 int srv_template_given(const cfg_settings *s, char **ret, char *err, size_t errlen);
 

@@ -1,4 +1,5 @@
 /* GET /metrics: Prometheus text. Names are llama-server's where the meaning is the same. */
+#include "contexts.h"
 #include "http.h"
 
 /* jemalloc's, when the program is linked with it. */
@@ -54,14 +55,38 @@ static void engine(srv_buf *b, const eng_stats *s)
     metric(b, "counter", "retrievald_keys_attended_total", "Keys read of those.", (double)s->keys_attended);
 }
 
+static void disk(srv_buf *b, const eng_disk_stats *s)
+{
+    metric(b, "gauge", "retrievald_disk_bytes", "Bytes of contexts on disk.", (double)s->bytes);
+    metric(b, "gauge", "retrievald_disk_limit_bytes", "Most bytes of contexts on disk; 0: none are kept there.", (double)s->limit);
+    metric(b, "gauge", "retrievald_disk_segments", "Segments on disk.", s->segments);
+    metric(b, "gauge", "retrievald_disk_saving", "Segments on their way to disk.", s->saving);
+    metric(b, "counter", "retrievald_disk_hits_total", "Requests that read a kept prefix from disk.", (double)s->hits);
+    srv_buf_puts(b, "# HELP retrievald_disk_misses_total Requests without a kept prefix in memory or on disk, and files that could not be used, by reason.\n"
+                    "# TYPE retrievald_disk_misses_total counter\n");
+    for (int i = ENG_MISS_NONE + 1; i < ENG_MISS_COUNT; i++)
+        srv_buf_printf(b, "retrievald_disk_misses_total{reason=\"%s\"} %llu\n", eng_miss_name((eng_miss)i), (unsigned long long)s->misses[i]);
+    metric(b, "counter", "retrievald_disk_evictions_total", "Segments removed from disk for room.", (double)s->evictions);
+    metric(b, "counter", "retrievald_disk_saves_total", "Segments written to disk.", (double)s->saves);
+    metric(b, "counter", "retrievald_disk_save_failures_total", "Segments that could not be written.", (double)s->save_failures);
+    metric(b, "counter", "retrievald_disk_saved_bytes_total", "Bytes written.", (double)s->saved_bytes);
+    metric(b, "counter", "retrievald_disk_save_seconds_total", "Seconds spent on writing.", s->save_seconds);
+    metric(b, "counter", "retrievald_disk_loads_total", "Segments read from disk.", (double)s->loads);
+    metric(b, "counter", "retrievald_disk_loaded_bytes_total", "Bytes read.", (double)s->loaded_bytes);
+    metric(b, "counter", "retrievald_disk_load_seconds_total", "Seconds spent on reading.", s->load_seconds);
+}
+
 void srv_metrics(srv_server *s, srv_conn *c)
 {
     srv_buf *b = &c->reply;
     eng_stats stats;
+    eng_disk_stats disk_stats;
     uint32_t waiting, running;
     eng_stats_get(s->app.engine, &stats);
+    eng_disk_stats_get(s->app.engine, &disk_stats);
     srv_queue_depth(&s->queue, &waiting, &running);
     engine(b, &stats);
+    disk(b, &disk_stats);
     metric(b, "gauge", "llamacpp:requests_processing", "Requests running.", running);
     metric(b, "gauge", "llamacpp:requests_deferred", "Requests waiting.", waiting);
     metric(b, "counter", "retrievald_requests_cancelled_total", "Requests whose client went away.", (double)s->cancelled);

@@ -1,15 +1,20 @@
 #include "worker.h"
 
 #include "cmd_common.h"
+#include "contexts.h"
 #include "log.h"
 #include "textout.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* How long one turn of background work lasts before the queue is looked at again, beside `poke`. */
 enum { IDLE_MS = 20 };
+
+/* Bytes of the disk that kept contexts leave to others. */
+enum { KEEP_FREE = 1 << 30 };
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
@@ -42,6 +47,26 @@ static int set_template(srv_app *app, const eng_engine *e)
     return 0;
 }
 
+/* Contexts that cannot be kept on disk are no reason not to serve. */
+static void open_disk(const srv_app *app, eng_engine *e)
+{
+    char dir[PATH_MAX], err[400] = "";
+    if (app->settings->cache_disk == 0)
+        return;
+    if (srv_state_dir(app->settings, dir, sizeof(dir)) < 0) {
+        srv_log(LOG_WARNING, "contexts are not kept on disk: there is no home folder; give one with --state-dir");
+        return;
+    }
+    eng_disk_params p = {.dir = dir, .limit = (uint64_t)app->settings->cache_disk << 20, .keep_free = KEEP_FREE};
+    if (eng_disk_open(e, &p, err, sizeof(err)) < 0) {
+        srv_log(LOG_WARNING, "contexts are not kept on disk: %s", err);
+        return;
+    }
+    eng_disk_stats st;
+    eng_disk_stats_get(e, &st);
+    srv_log(LOG_INFO, "contexts on disk: %s, %.0f of %.0f MiB in %u segments", dir, (double)st.bytes / 1048576, (double)st.limit / 1048576, st.segments);
+}
+
 static int open_model(srv_worker *w)
 {
     srv_app *app = w->app;
@@ -49,6 +74,8 @@ static int open_model(srv_worker *w)
     int rc = eng_open(app->settings->model, &w->params, &e, app->failure, sizeof(app->failure));
     if (rc == 0)
         rc = set_template(app, e);
+    if (rc == 0)
+        open_disk(app, e);
     if (rc < 0) {
         eng_close(e);
         if (!app->failure[0])

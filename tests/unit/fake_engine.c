@@ -9,6 +9,7 @@
  * The environment: FAKE_LOAD_GATE (eng_open waits until that path exists), FAKE_CANCEL_LOG (a line is appended for every cancelled
  * session).
  */
+#include "contexts.h"
 #include "engine.h"
 #include "index_bench.h"
 
@@ -156,6 +157,25 @@ void eng_close(eng_engine *e)
 const eng_info *eng_info_get(const eng_engine *e)
 {
     return &e->info;
+}
+
+int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t errlen)
+{
+    (void)e, (void)p;
+    snprintf(err, errlen, "the fake engine has no disk tier");
+    return -ENOSYS;
+}
+
+void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret)
+{
+    (void)e;
+    *ret = (eng_disk_stats){0};
+}
+
+const char *eng_miss_name(eng_miss m)
+{
+    (void)m;
+    return "none";
 }
 
 void eng_stats_get(const eng_engine *e, eng_stats *ret)
