@@ -11,7 +11,7 @@ PUBLIC = {
     "config": {"config.h"},
     "index": {"index.h"},
     "cuda": {"gpu.h"},
-    "engine": {"engine.h", "describe.h", "index_bench.h"},
+    "engine": {"engine.h", "describe.h", "index_bench.h", "contexts.h"},
     "server": {"server.h"},
 }
 USES = {"config": set(), "index": set(), "cuda": set(), "engine": {"index", "cuda"}, "server": {"engine", "config"}}
@@ -21,7 +21,7 @@ SOURCES = sorted(p for folder in PUBLIC for p in (ROOT / folder).glob("*.[ch]"))
 
 @pytest.fixture(scope="session")
 def flags():
-    packages = "libcjson libmicrohttpd libuv libsystemd libseccomp libpcre2-8 libutf8proc libxxhash inih"
+    packages = "libcjson libmicrohttpd libuv libsystemd libseccomp libpcre2-8 libutf8proc libxxhash inih sqlite3"
     found = subprocess.run(["pkg-config", "--cflags", *packages.split()], capture_output=True, text=True, check=True)
     return found.stdout.split() + [f"-I{ROOT / folder}" for folder in PUBLIC]
 

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 
 import requests
@@ -20,6 +21,8 @@ class Daemon:
     def __init__(self, binary, model, *args, env=None, wait=True):
         command = [binary, "serve", "-m", model, "--port", "0", *args]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RETRIEVALD_")}  # none of our own settings
+        self.state = tempfile.TemporaryDirectory(prefix="retrievald-state-")  # contexts of its own
+        clean["XDG_STATE_HOME"] = self.state.name
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**clean, **(env or {})}, text=True, errors="replace")
         self.lines = []
         self.port = None

@@ -1,0 +1,289 @@
+/* Contexts on disk, through sessions: what a restart keeps, and that it changes no answer. */
+#include "contexts.h"
+#include "sessions.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char dir[] = "/tmp/retrievald-test.XXXXXX";
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *f)
+{
+    (void)st, (void)type, (void)f;
+    return remove(path);
+}
+
+static void empty_dir(void)
+{
+    nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+}
+
+static eng_engine *open_disk(size_t cache_ram, uint64_t limit)
+{
+    char err[256] = "";
+    eng_engine *e = open_tiny(cache_ram, 2, false);
+    eng_disk_params p = {.dir = dir, .limit = limit};
+    ck_assert_msg(eng_disk_open(e, &p, err, sizeof err) == 0, "%s", err);
+    return e;
+}
+
+static eng_disk_stats stats(const eng_engine *e)
+{
+    eng_disk_stats st;
+    eng_disk_stats_get(e, &st);
+    return st;
+}
+
+static void rest(eng_engine *e)
+{
+    while (eng_idle(e, 1000, NULL) || stats(e).saving)
+        usleep(1000); /* the store thread's turn */
+}
+
+/* `full` after a restart gives the cold answer to the bit, from disk first and from memory then. */
+START_TEST(restart_is_warm)
+{
+    enum { BIG = 1 << 30 };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG), *cold = open_tiny(0, 1, false);
+    t_rng r = t_seed(31);
+    int32_t ids[3000], a[30], b[30], first[30];
+    float la[VOCAB], lb[VOCAB];
+    random_ids(e, &r, ids, 3000);
+    answer(e, request(ids, 2500, ENG_ATTN_AUTO), first, 30, NULL);
+    ck_assert_uint_eq(stats(e).misses[ENG_MISS_ABSENT], 1);
+    eng_close(e); /* writes all */
+    e = open_disk(BIG, BIG);
+    ck_assert_uint_gt(stats(e).bytes, 0);
+    for (int round = 0; round < 3; round++) {
+        static const size_t lengths[] = {2900, 2500, 2700};
+        static const uint32_t shared[] = {2300, 2499, 1000};
+        int32_t prompt[3000];
+        memcpy(prompt, ids, sizeof ids);
+        if (round != 1)
+            prompt[shared[round]] = prompt[shared[round]] == 7 ? 8 : 7;
+        eng_timings t = answer(e, request(prompt, lengths[round], ENG_ATTN_FULL), a, 30, la);
+        ck_assert_uint_eq(t.cache_n, shared[round]);
+        ck_assert_uint_eq(t.prompt_n, lengths[round] - shared[round]);
+        ck_assert_uint_eq(t.disk_n > 0, round == 0);
+        answer(cold, request(prompt, lengths[round], ENG_ATTN_FULL), b, 30, lb);
+        ck_assert_int_eq(memcmp(a, b, sizeof a), 0);
+        ck_assert_int_eq(memcmp(la, lb, sizeof la), 0);
+    }
+    ck_assert_uint_eq(stats(e).hits, 1);
+    eng_close(e);
+    eng_close(cold);
+}
+END_TEST
+
+/* A conversation that goes on after a restart finds its answers, too, and the codes are there at once. */
+START_TEST(conversations_go_on)
+{
+    enum { BIG = 1 << 30 };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG);
+    t_rng r = t_seed(32);
+    int32_t prompt[2700], out[30];
+    random_ids(e, &r, prompt, 2700);
+    answer(e, request(prompt, 2500, ENG_ATTN_FLAT), out, 30, NULL);
+    rest(e);
+    memcpy(prompt + 2500, out, sizeof out);
+    for (int round = 0; round < 2; round++) { /* the second time without the RAM tier */
+        eng_close(e);
+        e = open_disk(round ? 0 : BIG, BIG);
+        char err[256];
+        eng_session *s;
+        eng_request q = request(prompt, 2600, ENG_ATTN_FLAT);
+        ck_assert_int_eq(eng_session_open(e, &q, &s, err, sizeof err), 0);
+        eng_stats st;
+        eng_stats_get(e, &st);
+        ck_assert_uint_eq(st.index_pending, 0);
+        ck_assert_int_eq(eng_session_prefill(s, NULL, NULL), 0);
+        eng_timings t;
+        eng_session_timings(s, &t);
+        ck_assert_uint_eq(t.cache_n, round ? 2599 : 2529); /* the last token chosen was never computed */
+        ck_assert_uint_eq(t.disk_n, t.cache_n);
+        eng_session_close(s);
+        rest(e);
+    }
+    eng_close(e);
+}
+END_TEST
+
+/* Two conversations that alternate under a RAM budget for one and a half: both go on from what is kept. Budgets hold in both tiers. */
+START_TEST(small_budgets)
+{
+    empty_dir();
+    eng_engine *e = open_disk((size_t)1 << 30, (uint64_t)1 << 30);
+    t_rng r = t_seed(33);
+    int32_t texts[4][2000], out[8], want[4][8];
+    for (int i = 0; i < 4; i++) {
+        random_ids(e, &r, texts[i], 2000);
+        if (i == 0)
+            answer(e, request(texts[0], 2000, ENG_ATTN_FULL), want[0], 8, NULL);
+    }
+    rest(e);
+    eng_stats st;
+    eng_stats_get(e, &st);
+    size_t budget = st.cache_bytes * 3 / 2;
+    uint64_t disk = stats(e).bytes * 5 / 2;
+    for (int i = 1; i < 4; i++)
+        answer(e, request(texts[i], 2000, ENG_ATTN_FULL), want[i], 8, NULL);
+    eng_close(e);
+    e = open_disk(budget, disk);
+    for (int round = 0; round < 12; round++) {
+        int i = round < 6 ? round & 1 : (int)(t_u64(&r) % 4);
+        eng_timings t = answer(e, request(texts[i], 2000, ENG_ATTN_FULL), out, 8, NULL);
+        ck_assert_int_eq(memcmp(out, want[i], sizeof out), 0);
+        ck_assert(round < 2 || round >= 6 || t.cache_n == 1999);
+        rest(e);
+        eng_stats_get(e, &st);
+        ck_assert_uint_le(st.cache_bytes, budget);
+        ck_assert_uint_le(stats(e).bytes, disk);
+    }
+    ck_assert_uint_gt(stats(e).hits, 4);
+    ck_assert_uint_gt(stats(e).evictions, 0);
+    eng_close(e);
+}
+END_TEST
+
+/* Damages one file, the catalog, or nothing. */
+static void damage(t_rng *r)
+{
+    char path[700], sub[300];
+    uint32_t n_files = 0, at;
+    if (t_u64(r) % 4 == 0) {
+        snprintf(path, sizeof path, "%s/catalog.db", dir);
+        unlink(path);
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        at = pass ? (uint32_t)(t_u64(r) % (n_files ? n_files : 1)) : UINT32_MAX;
+        for (int i = 0; i < 256; i++) {
+            snprintf(sub, sizeof sub, "%s/segments/%02x", dir, i);
+            DIR *d = opendir(sub);
+            for (struct dirent *f; d && (f = readdir(d));) {
+                if (f->d_name[0] == '.')
+                    continue;
+                n_files += !pass;
+                if (!pass || at--)
+                    continue;
+                struct stat st;
+                snprintf(path, sizeof path, "%s/%s", sub, f->d_name);
+                int fd = open(path, O_RDWR);
+                ck_assert(fd >= 0 && fstat(fd, &st) == 0);
+                uint8_t bytes[64];
+                for (size_t k = 0; k < sizeof bytes; k++)
+                    bytes[k] = (uint8_t)t_u64(r);
+                if (t_u64(r) % 4 == 0)
+                    ck_assert_int_eq(ftruncate(fd, (off_t)(t_u64(r) % (uint64_t)st.st_size)), 0);
+                else
+                    ck_assert_int_eq(pwrite(fd, bytes, sizeof bytes, (off_t)(t_u64(r) % (uint64_t)(st.st_size - 64))), (ssize_t)sizeof bytes);
+                close(fd);
+            }
+            if (d)
+                closedir(d);
+        }
+    }
+}
+
+typedef struct {
+    atomic_bool cancel;
+    uint32_t at;
+} canceler;
+
+static void cancel_at(void *ctx, uint32_t done, uint32_t cached, uint32_t total)
+{
+    canceler *c = ctx;
+    (void)cached, (void)total;
+    if (done >= c->at)
+        atomic_store(&c->cancel, true);
+}
+
+/* Whatever was asked before, cancelled, evicted, lost or damaged: in `full` mode an answer is that of an engine that keeps nothing. */
+START_TEST(any_history)
+{
+    enum { TEXTS = 4, N = 1600, STEPS = 120 };
+    empty_dir();
+    t_rng r = t_seed(34);
+    eng_engine *cold = open_tiny(0, 2, false), *e = NULL;
+    int32_t texts[TEXTS][N];
+    uint64_t disk_hits = 0, files_missed = 0, cached = 0;
+    for (int i = 0; i < TEXTS; i++) {
+        random_ids(cold, &r, texts[i], N);
+        if (i) /* shares a beginning with the one before */
+            memcpy(texts[i], texts[i - 1], (300 * (size_t)i) * sizeof(int32_t));
+    }
+    for (int step = 0; step < STEPS; step++) {
+        if (!e)
+            e = open_disk((size_t[]){0, 300000, 900000}[t_u64(&r) % 3], (uint64_t[]){400000, 900000, 4000000}[t_u64(&r) % 3]);
+        int32_t prompt[N], out[6], want[6];
+        uint32_t n = 200 + (uint32_t)(t_u64(&r) % (N - 200));
+        memcpy(prompt, texts[t_u64(&r) % TEXTS], sizeof prompt);
+        if (t_u64(&r) % 3 == 0) /* an edit */
+            random_ids(cold, &r, prompt + t_u64(&r) % n, 1);
+        bool full = t_u64(&r) % 3 != 0;
+        eng_request q = request(prompt, n, full ? ENG_ATTN_FULL : ENG_ATTN_AUTO);
+        q.max_tokens = 6;
+        if (t_u64(&r) % 5 == 0) {
+            canceler c = {.at = (uint32_t)(t_u64(&r) % n)};
+            char err[256];
+            eng_session *s;
+            q.cancel = &c.cancel;
+            ck_assert_int_eq(eng_session_open(e, &q, &s, err, sizeof err), 0);
+            eng_session_prefill(s, cancel_at, &c);
+            eng_session_close(s);
+        } else {
+            cached += answer(e, q, out, 6, NULL).cache_n;
+            if (full) {
+                answer(cold, q, want, 6, NULL);
+                ck_assert_msg(!memcmp(out, want, sizeof out), "step %d: another answer", step);
+            } else {
+                random_ids(cold, &r, texts[t_u64(&r) % TEXTS] + N - 100, 100);
+            }
+        }
+        if (t_u64(&r) % 3 == 0)
+            rest(e);
+        if (t_u64(&r) % 3 == 0) {
+            eng_disk_stats st = stats(e);
+            ck_assert_uint_le(st.bytes, st.limit);
+            disk_hits += st.hits;
+            for (int i = ENG_MISS_GONE; i < ENG_MISS_COUNT; i++)
+                files_missed += st.misses[i];
+            eng_close(e);
+            e = NULL;
+            if (t_u64(&r) % 2)
+                damage(&r);
+        }
+    }
+    eng_close(e);
+    eng_close(cold);
+    printf("any_history: %llu hits on disk, %llu files missed, %llu tokens cached\n", (unsigned long long)disk_hits, (unsigned long long)files_missed,
+           (unsigned long long)cached);
+    ck_assert_uint_gt(disk_hits, 10);
+    ck_assert_uint_gt(files_missed, 3);
+    ck_assert_uint_gt(cached, 10000);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("disk");
+    TCase *c = tcase_create("disk");
+    if (!mkdtemp(dir))
+        return 1;
+    tcase_set_timeout(c, 0);
+    tcase_add_test(c, restart_is_warm);
+    tcase_add_test(c, conversations_go_on);
+    tcase_add_test(c, small_budgets);
+    tcase_add_test(c, any_history);
+    suite_add_tcase(s, c);
+    int status = t_run(s);
+    nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return status;
+}

@@ -1,0 +1,328 @@
+/* The disk tier: what comes back after a restart, look-ups against naive ones, the budget, catalogs that are lost. */
+#include "stores.h"
+
+#include "index_work.h"
+
+#include <fcntl.h>
+
+static void number_ids(int32_t *ids, uint32_t n, int32_t seed)
+{
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = (int32_t)((i * 2654435761u + (uint32_t)seed * 40503u) >> 8 & 0xffff);
+}
+
+static void save(t_store *t, eng_segment *s)
+{
+    ck_assert_int_eq(eng_store_save(t->store, s), 0);
+}
+
+/* A text, an answer below it, a second text that leaves the first one in its middle: all come back from files, with the codes. */
+START_TEST(survives_a_restart)
+{
+    enum { N = 9000, CUT = 5000, M = 800 };
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t a[N + M], b[N];
+    number_ids(a, N + M, 1);
+    memcpy(b, a, CUT * sizeof *a);
+    number_ids(b + CUT, N - CUT, 2);
+    eng_segment *root = segment(NULL, 0, a, N, true), *answer = segment(root, N, a + N, M, false), *other = segment(root, CUT, b + CUT, N - CUT, true);
+    eng_index_work *w;
+    ck_assert_int_eq(eng_index_work_new(t.pool, &w), 0);
+    ck_assert_int_eq(eng_index_work_add(w, root), 0);
+    while (eng_index_work_run(w, UINT64_MAX, NULL))
+        ;
+    ck_assert(eng_segment_coded(root));
+    size_t index_bytes = root->index_bytes;
+    save(&t, answer); /* takes the root along */
+    save(&t, other);
+    save(&t, answer); /* is there already */
+    eng_store_flush(t.store);
+    eng_disk_stats st = t_store_stats(&t);
+    ck_assert_uint_eq(st.saves, 3);
+    ck_assert_uint_eq(st.segments, 3);
+    ck_assert_uint_eq(st.saving, 0);
+    ck_assert_uint_eq(root->refs, 3);
+    size_t memory = eng_segment_bytes(root) + eng_segment_bytes(answer) + eng_segment_bytes(other);
+    ck_assert_uint_le(st.bytes, memory + memory * 3 / 100);
+    eng_segment_unref(answer);
+    eng_segment_unref(other);
+    eng_segment_unref(root);
+    eng_index_work_free(w);
+
+    for (int round = 0; round < 2; round++) { /* the second time without the catalog */
+        char path[128];
+        snprintf(path, sizeof path, "%s/catalog.db", t.dir);
+        eng_store_close(t.store);
+        t.store = NULL;
+        if (round)
+            ck_assert_int_eq(unlink(path), 0);
+        t_store_open(&t, (uint64_t)1 << 30);
+        ck_assert(!round == !strstr(t.log, "catalog"));
+        ck_assert_uint_eq(t_store_read(&t, a, N + M, false), N + M);
+        ck_assert_uint_eq(t_store_read(&t, a, N + M, true), N);
+        ck_assert_uint_eq(t_store_read(&t, b, N, true), N);
+        ck_assert_uint_eq(t_store_read(&t, b, CUT - 7, false), CUT - 7);
+        eng_store_chain c = {0};
+        eng_segment *s;
+        eng_segment_reader reader = {.pool = t.pool};
+        ck_assert_int_eq(eng_store_find(t.store, a, N, false, N - ENG_CACHE_MIN_PREFIX + 1, &c), ENG_MISS_ABSENT); /* hardly more than is had */
+        ck_assert_int_eq(eng_store_find(t.store, a, 700, false, 0, &c), ENG_MISS_SHORT);                           /* a small part of a file */
+        ck_assert_int_eq(eng_store_find(t.store, a, N, false, 0, &c), ENG_MISS_NONE);
+        ck_assert_uint_eq(c.n, 1);
+        ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
+        ck_assert(eng_segment_coded(s));
+        ck_assert_uint_eq(s->index_bytes, index_bytes);
+        eng_segment_unref(s);
+        free(c.links);
+    }
+    t_store_done(&t);
+}
+END_TEST
+
+/* What the prefill kernels computed behind an answer has the answer's history: a prompt that wants exact keys does not get it. */
+START_TEST(exact_means_all_of_it)
+{
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t ids[600];
+    number_ids(ids, 600, 3);
+    eng_segment *text = segment(NULL, 0, ids, 200, true), *answer = segment(text, 200, ids + 200, 200, false), *more = segment(answer, 400, ids + 400, 200, true);
+    eng_segment *again = segment(text, 200, ids + 200, 200, true), *pure = segment(again, 400, ids + 400, 200, true);
+    save(&t, more);
+    eng_store_flush(t.store);
+    ck_assert_uint_eq(t_store_read(&t, ids, 600, false), 600);
+    ck_assert_uint_eq(t_store_read(&t, ids, 600, true), 200);
+    save(&t, pure);
+    eng_store_flush(t.store);
+    ck_assert_uint_eq(t_store_stats(&t).segments, 5);
+    ck_assert_uint_eq(t_store_read(&t, ids, 600, true), 600);
+    eng_segment *all[] = {text, answer, more, again, pure};
+    for (int i = 0; i < 5; i++)
+        eng_segment_unref(all[i]);
+    t_store_done(&t);
+}
+END_TEST
+
+/* Random trees, against the longest match by trying every chain; half of the look-ups after a restart. */
+START_TEST(finds_the_longest_prefix)
+{
+    enum { MAX = 14 };
+    t_rng r = t_seed(21);
+    for (int round = 0; round < 20; round++) {
+        t_store t = t_store_new((uint64_t)1 << 30);
+        t_store_open(&t, (uint64_t)1 << 30);
+        eng_segment *segs[MAX];
+        int32_t texts[MAX][600];
+        uint32_t ends[MAX];
+        for (uint32_t i = 0; i < MAX; i++) {
+            uint32_t p = (uint32_t)(t_u64(&r) % (i ? i : 1)), start = 0, n = 1 + (uint32_t)(t_u64(&r) % 100);
+            eng_segment *parent = i && t_u64(&r) % 4 ? segs[p] : NULL;
+            if (parent && ends[p] < 450) {
+                start = parent->start + 1 + (uint32_t)(t_u64(&r) % parent->n);
+                memcpy(texts[i], texts[p], start * sizeof(int32_t));
+            } else {
+                parent = NULL;
+            }
+            for (uint32_t j = 0; j < n; j++)
+                texts[i][start + j] = t_u64(&r) % 20 ? 1 : (int32_t)(t_u64(&r) % 3);
+            ends[i] = start + n;
+            segs[i] = segment(parent, start, texts[i] + start, n, !parent || (parent->exact && t_u64(&r) % 3));
+            save(&t, segs[i]);
+        }
+        eng_store_flush(t.store);
+        for (int ask = 0; ask < 40; ask++) {
+            int32_t ids[700];
+            uint32_t like = (uint32_t)(t_u64(&r) % MAX), n = 1 + (uint32_t)(t_u64(&r) % (ends[like] + 30));
+            for (uint32_t j = 0; j < n; j++)
+                ids[j] = j < ends[like] && t_u64(&r) % 150 ? texts[like][j] : 1;
+            bool exact_only = t_u64(&r) & 1;
+            uint32_t best = 0;
+            for (uint32_t i = 0; i < MAX; i++) {
+                uint32_t same = 0;
+                while (same < n && same < ends[i] && ids[same] == texts[i][same])
+                    same++;
+                if ((!exact_only || segs[i]->exact) && same > best)
+                    best = same;
+            }
+            if (ask == 20)
+                t_store_reopen(&t, (uint64_t)1 << 30);
+            uint32_t got = t_store_read(&t, ids, n, exact_only);
+            ck_assert_uint_le(got, best);
+            /* a last segment of which less than an eighth is wanted is not read; what is left may be too short then */
+            if (best < ENG_CACHE_MIN_PREFIX)
+                ck_assert_uint_eq(got, 0);
+            else if (best >= ENG_CACHE_MIN_PREFIX + 13)
+                ck_assert_uint_ge(got + 12, best);
+        }
+        for (uint32_t i = 0; i < MAX; i++)
+            eng_segment_unref(segs[i]);
+        t_store_done(&t);
+    }
+}
+END_TEST
+
+/* The budget holds under any order of writes and look-ups, what was used last stays, a segment's ancestors are not evicted for it, and nothing else
+ * than the listed files is there. */
+START_TEST(budget)
+{
+    enum { N = 300, MAX = 60 };
+    t_rng r = t_seed(22);
+    t_store t = t_store_new((uint64_t)1 << 30);
+    int32_t texts[MAX][2 * N];
+    t_store_open(&t, (uint64_t)1 << 30);
+    eng_segment *s = segment(NULL, 0, texts[0], N, true);
+    eng_segment_owner owner = {.shape = &shape};
+    uint64_t one = eng_segment_head_of(&owner, s, false).bytes, limit = 7 * one + one / 2;
+    eng_segment_unref(s);
+    t_store_reopen(&t, limit);
+    for (int i = 0; i < MAX; i++) {
+        number_ids(texts[i], 2 * N, 100 + i);
+        s = segment(NULL, 0, texts[i], N, true);
+        eng_segment *child = t_u64(&r) % 2 ? segment(s, N, texts[i] + N, N, true) : NULL;
+        save(&t, child ? child : s);
+        eng_store_flush(t.store);
+        ck_assert_uint_le(t_store_stats(&t).bytes, limit);
+        ck_assert_uint_eq(t_store_read(&t, texts[i], 2 * N, true), child ? 2 * N : N);
+        ck_assert_uint_eq(t_store_read(&t, texts[0], N, true), N); /* always in use */
+        if (i % 10 == 9)
+            t_store_reopen(&t, limit);
+        eng_segment_unref(child);
+        eng_segment_unref(s);
+    }
+    uint32_t segments, all;
+    t_store_count(&t, &segments, &all);
+    ck_assert_uint_eq(t_store_stats(&t).segments, segments);
+    ck_assert_uint_eq(all, segments);
+    t_store_reopen(&t, 2 * one + one / 2); /* a smaller budget */
+    ck_assert_uint_eq(t_store_stats(&t).segments, 2);
+    ck_assert_uint_eq(t_store_read(&t, texts[0], N, true), N);
+
+    /* larger than the budget: not written, and nothing evicted for it */
+    int32_t big[3 * N];
+    number_ids(big, 3 * N, 99);
+    s = segment(NULL, 0, big, 3 * N, true);
+    save(&t, s);
+    eng_store_flush(t.store);
+    ck_assert_uint_eq(t_store_stats(&t).segments, 2);
+    ck_assert_uint_eq(t_store_stats(&t).save_failures, 1);
+    ck_assert_ptr_nonnull(strstr(t.log, "--cache-disk"));
+    eng_segment_unref(s);
+    t_store_done(&t);
+}
+END_TEST
+
+static void write_file(const char *path, const void *p, size_t n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, p, n), (ssize_t)n);
+    close(fd);
+}
+
+/* A catalog that is damaged anywhere comes back from the files; files that no longer fit it do not stay. */
+START_TEST(damaged_catalog)
+{
+    enum { N = 500 };
+    t_rng r = t_seed(23);
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t ids[2 * N];
+    number_ids(ids, 2 * N, 5);
+    eng_segment *s = segment(NULL, 0, ids, N, true), *child = segment(s, N, ids + N, N, true);
+    save(&t, child);
+    eng_store_close(t.store);
+    t.store = NULL;
+    char path[128], file[200];
+    snprintf(path, sizeof path, "%s/catalog.db", t.dir);
+    for (int round = 0; round < 40; round++) {
+        size_t n;
+        char *bytes = t_read(path, &n);
+        if (round < 2)
+            memset(bytes, round ? 0x55 : 0, n);
+        else
+            for (int i = 0; i < 100; i++)
+                bytes[t_u64(&r) % n] ^= (char)(1 << t_u64(&r) % 8);
+        write_file(path, bytes, round % 5 == 4 ? n / 2 : n);
+        free(bytes);
+        t_store_open(&t, (uint64_t)1 << 30);
+        ck_assert_uint_eq(t_store_read(&t, ids, 2 * N, true), 2 * N);
+        ck_assert_uint_eq(t_store_stats(&t).segments, 2);
+        eng_store_close(t.store);
+        t.store = NULL;
+    }
+    /* a file under another's name, a stray one, one that was not finished, a folder: gone after a start */
+    t_store_path(&t, &s->id, file, sizeof file);
+    size_t n;
+    char *bytes = t_read(file, &n);
+    eng_segment_id other = s->id;
+    for (int i = 0; i < 4; i++) {
+        char name[220];
+        other.b[1] ^= 1;
+        t_store_path(&t, &other, name, sizeof name);
+        strcpy(name + strlen(name) - 3, i == 0 ? "seg" : i == 1 ? "new" : i == 2 ? "x" : "dir");
+        if (i == 3)
+            ck_assert_int_eq(mkdir(name, 0700), 0);
+        else
+            write_file(name, bytes, n);
+    }
+    free(bytes);
+    uint32_t segments, all;
+    t_store_count(&t, &segments, &all);
+    ck_assert_uint_eq(all, 6);
+    t_store_open(&t, (uint64_t)1 << 30);
+    t_store_count(&t, &segments, &all);
+    ck_assert_uint_eq(all, 2);
+    ck_assert_uint_eq(t_store_read(&t, ids, 2 * N, true), 2 * N);
+    /* the file of the first part goes: so does the rest, which cannot be reached */
+    eng_store_close(t.store);
+    t.store = NULL;
+    ck_assert_int_eq(unlink(file), 0);
+    t_store_open(&t, (uint64_t)1 << 30);
+    t_store_count(&t, &segments, &all);
+    ck_assert_uint_eq(all, 0);
+    ck_assert_uint_eq(t_store_read(&t, ids, 2 * N, true), 0);
+    eng_segment_unref(child);
+    eng_segment_unref(s);
+    t_store_done(&t);
+}
+END_TEST
+
+START_TEST(folder)
+{
+    t_store t = t_store_new(1 << 20), second;
+    t_store_open(&t, 1 << 20);
+    second = t;
+    ck_assert_int_eq(t_store_try(&second, 1 << 20, FINGERPRINT, &shape), -EBUSY);
+    ck_assert_ptr_nonnull(strstr(second.log, t.dir));
+    struct stat st;
+    char path[128];
+    static const char *const names[] = {"catalog.db", "lock", "segments"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", t.dir, names[i]);
+        ck_assert_int_eq(stat(path, &st), 0);
+        ck_assert_uint_eq(st.st_mode & 0777, i == 2 ? 0700 : 0600);
+    }
+    eng_store_close(t.store);
+    t.store = NULL;
+    ck_assert_int_eq(chmod(t.dir, 0777), 0); /* others could plant files */
+    ck_assert_int_eq(t_store_try(&t, 1 << 20, FINGERPRINT, &shape), -EPERM);
+    ck_assert_int_eq(chmod(t.dir, 0700), 0);
+    t_store_done(&t);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("store");
+    TCase *c = tcase_create("store");
+    tcase_set_timeout(c, 0);
+    tcase_add_test(c, survives_a_restart);
+    tcase_add_test(c, exact_means_all_of_it);
+    tcase_add_test(c, finds_the_longest_prefix);
+    tcase_add_test(c, budget);
+    tcase_add_test(c, damaged_catalog);
+    tcase_add_test(c, folder);
+    suite_add_tcase(s, c);
+    return t_run(s);
+}
