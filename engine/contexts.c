@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
 
 struct eng_disk {
     eng_store *store;
@@ -35,7 +37,9 @@ int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t err
         snprintf(err, errlen, "out of memory");
         return -ENOMEM;
     }
-    eng_store_params sp = {.disk = *p, .owner = {.fingerprint = e->info.fingerprint, .shape = &e->shape}, .pool = e->pool,
+    /* Levels of kernels round otherwise: what one computed is not exact for another. */
+    uint64_t fingerprint = XXH3_64bits_withSeed(e->info.cpu, strlen(e->info.cpu), e->info.fingerprint);
+    eng_store_params sp = {.disk = *p, .owner = {.fingerprint = fingerprint, .shape = &e->shape}, .pool = e->pool,
                            .log = e->params.log, .log_ctx = e->params.log_ctx};
     int r = eng_store_open(&sp, &d->store, err, errlen);
     if (r < 0)
