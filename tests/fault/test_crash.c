@@ -1,0 +1,195 @@
+/* A process that keeps contexts on disk is killed: at each point of a save, a removal and a start (fault points, compiled into this program only), and
+ * at random instants. After each kill the store opens, has all that was reported as saved, reads it right, and no other file is there.
+ *
+ *   test_crash          every point, and 40 random kills
+ *   test_crash KILLS    that many random kills
+ */
+#include "stores.h"
+
+#include "fault.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+enum { TOKENS = 150, MAX = 400, KEEP_ALL = 1 << 30 };
+
+static const char *const points[] = {"save:begin",   "save:created", "save:section", "save:written",  "save:synced",  "save:renamed",
+                                     "save:row",     "remove:row",   "remove:file",  "start:settled"};
+
+static const char *fatal_point; /* in the child: dies there, the fatal_count-th time */
+static int fatal_count;
+static int kills = 40;
+
+void eng_fault_point(const char *name)
+{
+    if (fatal_point && !strcmp(name, fatal_point) && --fatal_count == 0)
+        kill(getpid(), SIGKILL);
+}
+
+/* Text k: a root, and below it a second segment. */
+static void text_of(uint32_t k, int32_t *ids)
+{
+    for (uint32_t i = 0; i < 2 * TOKENS; i++)
+        ids[i] = (int32_t)((k * 7919 + i * i + 1) % 50000);
+}
+
+static void save_text(t_store *t, uint32_t k)
+{
+    int32_t ids[2 * TOKENS];
+    text_of(k, ids);
+    eng_segment *a = segment(NULL, 0, ids, TOKENS, true), *b = segment(a, TOKENS, ids + TOKENS, TOKENS, k % 2);
+    ck_assert_int_eq(eng_store_save(t->store, b), 0);
+    eng_store_flush(t->store);
+    eng_segment_unref(a);
+    eng_segment_unref(b);
+}
+
+static bool has_text(t_store *t, uint32_t k)
+{
+    int32_t ids[2 * TOKENS];
+    text_of(k, ids);
+    return t_store_read(t, ids, 2 * TOKENS, false) == 2 * TOKENS;
+}
+
+/* Saves text after text from `from` on, and says so, until it is killed or done. */
+static void child(t_store t, uint64_t limit, uint32_t from, int report)
+{
+    ck_assert_int_eq(eng_pool_new(1, &t.pool), 0);
+    t_store_open(&t, limit);
+    for (uint32_t k = from; k < MAX; k++) {
+        save_text(&t, k);
+        if (t_store_stats(&t).save_failures || write(report, &k, sizeof k) != sizeof k)
+            _exit(2);
+        has_text(&t, from + (k - from) / 2); /* a load between them */
+    }
+    eng_store_close(t.store);
+    _exit(0);
+}
+
+/* Runs a child and kills it, unless that does itself, `after_us` after its first report. Returns how many texts it reported. */
+static uint32_t run_child(t_store *t, uint64_t limit, uint32_t from, useconds_t after_us)
+{
+    int report[2], status;
+    uint32_t k, n = 0;
+    ck_assert_int_eq(pipe(report), 0);
+    pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (!pid) {
+        close(report[0]);
+        child(*t, limit, from, report[1]);
+    }
+    close(report[1]);
+    while (read(report[0], &k, sizeof k) == sizeof k) {
+        ck_assert_uint_eq(k, from + n);
+        if (!n++ && !fatal_point) {
+            usleep(after_us);
+            kill(pid, SIGKILL);
+        }
+    }
+    close(report[0]);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_msg((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "the child ended with %d", status);
+    if (fatal_point)
+        ck_assert_msg(WIFSIGNALED(status), "'%s' was not passed", fatal_point);
+    return n;
+}
+
+/* What must hold after a start: reported texts [0, n) are there (with a budget, the newest of them but those that made room for an unfinished save). */
+static void check_store(t_store *t, uint64_t limit, uint32_t n)
+{
+    const char *point = fatal_point;
+    fatal_point = NULL;
+    t_store_open(t, limit);
+    uint32_t segments, all, have = 0;
+    for (uint32_t k = 0; k < n; k++)
+        have += has_text(t, k);
+    if (limit == KEEP_ALL)
+        ck_assert_msg(have == n, "%s: %u of %u texts are there", point ? point : "random", have, n);
+    else
+        ck_assert_msg(have + 2 >= (n < 4 ? n : 4), "%s: %u of the last texts are there", point ? point : "random", have);
+    eng_disk_stats st = t_store_stats(t);
+    t_store_count(t, &segments, &all);
+    ck_assert_msg(segments == st.segments && all == segments, "%s: %u files, %u segments", point ? point : "random", all, st.segments);
+    ck_assert_uint_le(st.bytes, limit);
+    for (int i = ENG_MISS_GONE; i < ENG_MISS_COUNT; i++)
+        ck_assert_uint_eq(st.misses[i], 0);
+    save_text(t, MAX + n); /* and it goes on */
+    ck_assert(has_text(t, MAX + n));
+    eng_store_close(t->store);
+    t->store = NULL;
+}
+
+static void clear(t_store *t)
+{
+    nftw(t->dir, t_remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    ck_assert_int_eq(mkdir(t->dir, 0700), 0);
+}
+
+START_TEST(every_point)
+{
+    t_store t = t_store_new(KEEP_ALL);
+    eng_segment_owner owner = {.shape = &shape};
+    int32_t ids[TOKENS] = {0};
+    eng_segment *s = segment(NULL, 0, ids, TOKENS, true);
+    uint64_t one = eng_segment_head_of(&owner, s, false).bytes;
+    eng_segment_unref(s);
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++)
+        for (int budget = 0; budget < 2; budget++)
+            for (int count = 1; count <= 6; count++) {
+                bool removes = !strncmp(points[i], "remove", 6), starts = !strncmp(points[i], "start", 5);
+                if ((removes && !budget) || (starts && count > 1))
+                    continue;
+                uint64_t limit = budget ? 8 * one + one / 2 : KEEP_ALL;
+                clear(&t);
+                uint32_t n = 0;
+                if (starts) { /* with something to settle */
+                    fatal_point = NULL;
+                    t_store_open(&t, limit);
+                    save_text(&t, n++);
+                    eng_store_close(t.store);
+                    t.store = NULL;
+                    char path[128];
+                    snprintf(path, sizeof path, "%s/catalog.db", t.dir);
+                    ck_assert_int_eq(unlink(path), 0);
+                }
+                fatal_point = points[i];
+                fatal_count = count;
+                n += run_child(&t, limit, n, 0);
+                check_store(&t, limit, n);
+            }
+    fatal_point = NULL;
+    t_store_done(&t);
+}
+END_TEST
+
+START_TEST(random_kills)
+{
+    t_rng r = t_seed(51);
+    t_store t = t_store_new(KEEP_ALL);
+    uint32_t n = 0;
+    for (int i = 0; i < kills; i++) {
+        if (n + 100 > MAX) {
+            clear(&t);
+            n = 0;
+        }
+        n += run_child(&t, KEEP_ALL, n, (useconds_t)(t_u64(&r) % 30000));
+        check_store(&t, KEEP_ALL, n);
+    }
+    printf("random_kills: %d kills, %u texts kept since the folder was last empty\n", kills, n);
+    t_store_done(&t);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *s = suite_create("crash");
+    TCase *c = tcase_create("crash");
+    tcase_set_timeout(c, 0);
+    if (argc > 1)
+        kills = atoi(argv[1]);
+    else
+        tcase_add_test(c, every_point);
+    tcase_add_test(c, random_kills);
+    suite_add_tcase(s, c);
+    return t_run(s);
+}
