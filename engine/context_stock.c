@@ -107,12 +107,19 @@ static int by_start(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* qsort() takes no NULL, which no candidates are. */
+static void sort(inventory *v, int (*order)(const void *, const void *))
+{
+    if (v->n)
+        qsort(v->all, v->n, sizeof *v->all, order);
+}
+
 /* Catalog, folder and mirror agree after this: what lacks its row gets one, what lacks its file, its ancestors or its sense goes. -EBADMSG: a row and
  * its file may both be right for all one can tell, but not together with others. */
 static int settle(const eng_stock *s, inventory *v)
 {
     int r = eng_catalog_begin(s->catalog);
-    qsort(v->all, v->n, sizeof *v->all, by_start);
+    sort(v, by_start);
     for (size_t i = 0; i < v->n && r == 0; i++) {
         candidate *c = &v->all[i];
         eng_mirror_entry *e;
@@ -134,7 +141,7 @@ int eng_stock_take(const eng_stock *s)
     int r = eng_catalog_each(s->catalog, list_row, &v);
     v.n_listed = v.n;
     if (r == 0) {
-        qsort(v.all, v.n, sizeof *v.all, by_id);
+        sort(&v, by_id);
         r = eng_folder_each(s->folder, find_file, &v);
     }
     if (r == 0 && v.failed)
