@@ -34,7 +34,7 @@ static void widen(float *dst, const idx_rows *rows, const uint32_t *ids, uint32_
 }
 
 /* The 16 partial sums are what lets a compiler vectorise this for the baseline without reordering a float sum. */
-static float dot(const float *a, const float *b, uint32_t dim_pad)
+float idx_dot(const float *a, const float *b, uint32_t dim_pad)
 {
     float acc[16] = {0};
     for (uint32_t j = 0; j < dim_pad; j += 16)
@@ -50,7 +50,7 @@ static void dots(const float *rows, const float *q, uint32_t nq, uint32_t dim_pa
 {
     for (uint32_t h = 0; h < nq; h++)
         for (uint32_t r = 0; r < IDX_BLOCK; r++)
-            out[h * ld + r] = scale * dot(rows + (size_t)r * dim_pad, q + (size_t)h * dim_pad, dim_pad);
+            out[h * ld + r] = scale * idx_dot(rows + (size_t)r * dim_pad, q + (size_t)h * dim_pad, dim_pad);
 }
 
 static float max_of(const float *x, uint32_t n, float init)

@@ -138,6 +138,9 @@ static inline size_t idx_type_size(idx_type t)
     return t == IDX_F32 ? 4 : 2;
 }
 
+/* Of two widened rows, in plain C: the same bits on every level. */
+float idx_dot(const float *a, const float *b, uint32_t dim_pad);
+
 static inline const uint8_t *idx_row(const idx_rows *rows, uint32_t i)
 {
     return (const uint8_t *)rows->data + (size_t)i * rows->stride;

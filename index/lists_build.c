@@ -84,18 +84,6 @@ static void take_members(idx_builder *b, uint32_t c, uint32_t n, float *mean)
         }
 }
 
-static float product(const float *x, const float *y, uint32_t dim_pad)
-{
-    float s[16] = {0};
-    for (uint32_t j = 0; j < dim_pad; j += 16)
-        for (uint32_t i = 0; i < 16; i++)
-            s[i] += x[j + i] * y[j + i];
-    for (uint32_t w = 8; w; w /= 2)
-        for (uint32_t i = 0; i < w; i++)
-            s[i] += s[i + w];
-    return s[0];
-}
-
 /* Power iteration for the direction in which l->points vary most, from the farthest of them; it is taken out of them. along: the combination of l->keys
  * whose dot with a query is the standard deviation of the members' scores in this direction. */
 static void take_direction(idx_builder *b, uint32_t n, float *along)
@@ -105,7 +93,7 @@ static void take_direction(idx_builder *b, uint32_t n, float *along)
     float v[IDX_MAX_DIM], next[IDX_MAX_DIM], most = 0, variance = 0;
     memset(along, 0, dim_pad * sizeof *along);
     for (uint32_t i = 0; i < n; i++) {
-        float size = product(l->points + (size_t)i * dim_pad, l->points + (size_t)i * dim_pad, dim_pad);
+        float size = idx_dot(l->points + (size_t)i * dim_pad, l->points + (size_t)i * dim_pad, dim_pad);
         if (size > most) {
             most = size;
             farthest = i;
@@ -115,13 +103,13 @@ static void take_direction(idx_builder *b, uint32_t n, float *along)
         return;
     memcpy(v, l->points + (size_t)farthest * dim_pad, dim_pad * sizeof *v);
     for (int round = 0; round < POWER_ROUNDS; round++) {
-        float norm = 1 / sqrtf(product(v, v, dim_pad));
+        float norm = 1 / sqrtf(idx_dot(v, v, dim_pad));
         memset(next, 0, dim_pad * sizeof *next);
         for (uint32_t j = 0; j < dim_pad; j++)
             v[j] *= norm;
         for (uint32_t i = 0; i < n && round + 1 < POWER_ROUNDS; i++) {
             const float *point = l->points + (size_t)i * dim_pad;
-            float p = product(point, v, dim_pad);
+            float p = idx_dot(point, v, dim_pad);
             for (uint32_t j = 0; j < dim_pad; j++)
                 next[j] += p * point[j];
         }
@@ -129,7 +117,7 @@ static void take_direction(idx_builder *b, uint32_t n, float *along)
             memcpy(v, next, dim_pad * sizeof *v);
     }
     for (uint32_t i = 0; i < n; i++) {
-        float *point = l->points + (size_t)i * dim_pad, p = product(point, v, dim_pad);
+        float *point = l->points + (size_t)i * dim_pad, p = idx_dot(point, v, dim_pad);
         variance += p * p;
         for (uint32_t j = 0; j < dim_pad; j++) {
             along[j] += p * l->keys[(size_t)i * dim_pad + j];
@@ -145,7 +133,7 @@ static float rest_of(const idx_builder *b, uint32_t n)
 {
     double sum = 0;
     for (uint32_t i = 0; i < n; i++)
-        sum += (double)product(b->lists->points + (size_t)i * b->dim_pad, b->lists->points + (size_t)i * b->dim_pad, b->dim_pad);
+        sum += (double)idx_dot(b->lists->points + (size_t)i * b->dim_pad, b->lists->points + (size_t)i * b->dim_pad, b->dim_pad);
     return fminf((float)sqrt(sum / n), most_spread);
 }
 
