@@ -35,6 +35,9 @@ void eng_attn_prefill(eng_attn *a, const eng_view *view, uint32_t layer, const f
 typedef struct {
     uint64_t attended;
     uint64_t dense;             /* of these, read for a whole group at once: summed over layers and KV heads */
+    uint64_t retrieved;         /* of these, found by a search */
+    uint64_t estimated;         /* not read, but in the estimate. attended + estimated: every key that the policy answers for, each once */
+    uint64_t probed;            /* keys or codes that searches scored: summed over layers and KV heads, once for a group */
     uint32_t n_graph, n_flat;   /* searches */
 } eng_attn_counts;
 

@@ -72,6 +72,7 @@ void attn_decode_free(eng_attn *a)
     free(a->retrieved_o);
     free(a->attended);
     free(a->searched);
+    free(a->probed);
     free(a->local_seeds);
     free(a->step.blocks);
     free(a->sliding.blocks);
@@ -80,7 +81,7 @@ void attn_decode_free(eng_attn *a)
     a->hits = NULL;
     a->hit_memory = NULL;
     a->dense_o = a->dense_m = a->dense_l = a->floor = a->scaled = a->retrieved_o = NULL;
-    a->attended = NULL;
+    a->attended = a->probed = NULL;
     a->searched = NULL;
     a->local_seeds = a->seeds = NULL;
     a->step.blocks = a->sliding.blocks = NULL;
@@ -148,7 +149,8 @@ static int alloc_hits(eng_attn *a, const eng_view *view)
     a->hits = calloc(heads * a->n_ranges * group, sizeof *a->hits);
     a->hit_memory = malloc(heads * group * per_head * 2 * (sizeof(uint32_t) + sizeof(float)));
     a->searched = malloc(heads * a->n_ranges);
-    if (!a->hits || !a->hit_memory || !a->searched)
+    a->probed = malloc(heads * a->n_ranges * sizeof *a->probed);
+    if (!a->hits || !a->hit_memory || !a->searched || !a->probed)
         return -ENOMEM;
     uint32_t *ids = a->hit_memory, *clusters = ids + heads * group * per_head;
     float *scores = (float *)(clusters + heads * group * per_head), *scanned = scores + heads * group * per_head;
@@ -255,6 +257,8 @@ static void plan_codes(eng_attn *a, const eng_view *view)
         attn_visible(a, &view->spans[i], &lo, &hi);
         if (!a->coded[i])
             add_blocks(&a->step, lo, hi);
+        else
+            a->step.n_coded += hi - lo;
     }
 }
 
@@ -389,6 +393,7 @@ static void search_task(void *ctx, uint32_t task, uint32_t worker)
     for (uint32_t g = 0; g < group; g++)
         hits[g].n = 0;
     a->searched[task] = ATTN_NOT;
+    a->probed[task] = 0;
     attn_visible(a, span, &span_lo, &span_hi);
     uint32_t lo = r->lo > span_lo ? r->lo : span_lo, hi = r->hi < span_hi ? r->hi : span_hi;
     bool codes = a->coded[r->span];
@@ -421,6 +426,7 @@ static void search_task(void *ctx, uint32_t task, uint32_t worker)
     if ((codes ? search_codes(a, w, task, &keys, &q, &found) : idx_search(ix, &keys, &q, w->search, &found, NULL)) < 0)
         return; /* only for shapes that setup did not plan: never */
     keep_hits(hits, found, group, codes);
+    a->probed[task] = idx_visited(w->search);
     a->searched[task] = codes ? ATTN_CODES : ix ? ATTN_GRAPH : ATTN_SCAN;
 }
 
@@ -569,11 +575,16 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
         for (uint32_t i = 0; i < a->n_ranges * shape->n_head_kv; i++) {
             a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
             a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
+            a->counts.probed += a->probed[i];
         }
     }
     eng_pool_run(a->pool, merge_task, a, a->n_head);
-    for (uint32_t h = 0; h < a->n_head; h++)
+    for (uint32_t h = 0; h < a->n_head; h++) {
+        uint32_t retrieved = a->attended[h] - a->plan->n_dense;
         a->counts.attended += a->attended[h];
+        a->counts.retrieved += retrieved;
+        a->counts.estimated += a->plan->n_coded ? a->plan->n_coded - retrieved : 0;
+    }
     a->counts.dense += (uint64_t)a->plan->n_dense * shape->n_head_kv;
 }
 

@@ -39,6 +39,7 @@ typedef struct {
 typedef struct {
     struct attn_block { uint32_t lo, hi; } *blocks;
     uint32_t n_blocks, n_dense, retrieve_lo, retrieve_hi;
+    uint32_t n_coded;           /* keys in there that a search of codes with the estimate answers for */
 } attn_plan;
 
 typedef struct {
@@ -89,6 +90,7 @@ struct eng_attn {
     float *retrieved_o;         /* [n_head][d] */
     uint32_t *attended;         /* [n_head] of this layer */
     uint8_t *searched;          /* [head_kv][range]: ATTN_... */
+    uint32_t *probed;           /* likewise: keys scored */
     uint32_t *seeds;            /* [layer][n_head][ATTN_SEEDS] positions, ~0: none */
     uint32_t *local_seeds;      /* [worker][group * ATTN_SEEDS] */
     uint8_t *coded;             /* [span]: whether codes serve it; read from the segments at the beginning of a step */

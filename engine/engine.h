@@ -183,6 +183,7 @@ typedef struct {
     double predicted_ms;
     double index_ms;             /* CPU time of index builds during this session */
     double keys_held, keys_attended;         /* means over decode steps, layers, query heads; window included */
+    double retrieved, probed, estimated;     /* likewise: keys read beyond the window; keys or codes that searches scored; keys in the estimate */
     double read_bytes;           /* of K, V and codes, as attended: mean over decode steps */
     uint32_t n_graph, n_flat;    /* searches answered by a graph, by a scan */
     eng_attn_mode mode;

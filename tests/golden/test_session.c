@@ -154,6 +154,13 @@ START_TEST(retrieval_through_the_engine)
         q.attention.estimate = estimate;
         t = answer(e, q, out, 1, l);
         ck_assert_uint_gt(t.n_flat, 0);
+        ck_assert_double_le(t.retrieved, 50);
+        ck_assert_double_gt(t.retrieved, 45);
+        if (estimate)
+            ck_assert_double_eq_tol(t.keys_attended + t.estimated, t.keys_held, 1e-6); /* each key once */
+        else
+            ck_assert_double_eq(t.estimated, 0);
+        ck_assert_double_ge(t.probed, t.retrieved + t.estimated);
         ck_assert_double_lt(t.keys_attended, estimate ? 128 + 2 * 512 + 50 + 64 : 128 + 512 + 50 + 2);
         for (int v = 0; v < VOCAB; v++)
             error[estimate] += (l[v] - first[v]) * (l[v] - first[v]);

@@ -96,11 +96,13 @@ def test_retrieval_reads_fewer_keys(real):
     window = {"n_sink": 16, "n_local": 64}
     full = chat(real, messages, max_tokens=8, attention={"mode": "full"})["timings"]
     assert full["keys_attended"] == full["keys_held"] and full["attention"] == "full"
+    assert full["retrieved"] == full["probed"] == full["estimated"] == 0
     for mode in ("streaming", "flat"):
         t = chat(real, messages, max_tokens=8, attention={"mode": mode, "top_k": 32, "estimate": False, **window})["timings"]
         assert t["attention"] == mode and t["keys_held"] == pytest.approx(full["keys_held"], rel=0.05)
         assert t["keys_attended"] < full["keys_attended"] / 4
-        assert (t["n_flat"] > 0) == (mode == "flat")
+        assert (t["n_flat"] > 0) == (mode == "flat") and t["estimated"] == 0
+        assert t["retrieved"] == (32 if mode == "flat" else 0) and (t["probed"] > t["keys_held"] / 2) == (mode == "flat")
     read = lambda **budget: chat(real, messages, max_tokens=2, attention={"mode": "flat", "estimate": False, **window, **budget})["timings"]["keys_attended"]
     assert read(budget="fast") < read(budget="default") < read(budget="precise")
     assert read(budget="fast", beta=9, k_max=2048) == read(budget="precise") and read(budget="default") == read()
@@ -116,6 +118,7 @@ def test_graph_is_built_and_used(real):
     assert t["cache_n"] > 1000 and t["n_graph"] > 0 and t["keys_attended"] < t["keys_held"]
     t = chat(real, messages("On which shelf is item 6?"), max_tokens=8, attention={"mode": "auto", "n_sink": 16, "n_local": 64})["timings"]
     assert t["cache_n"] > 1000 and t["n_flat"] > 0 and t["n_graph"] == 0 and t["keys_attended"] < t["keys_held"]
+    assert t["retrieved"] > 0 and t["keys_attended"] + t["estimated"] == pytest.approx(t["keys_held"], abs=0.2)  # each key once
 
 
 def test_memory_is_as_announced(real_bin, real_model):

@@ -235,7 +235,8 @@ START_TEST(window_and_retrieved_keys)
         eng_attention p = policy_of(mode ? ENG_ATTN_FLAT : ENG_ATTN_STREAMING, sink, local, mode == 1 ? top_k : 0);
         p.beta = 1.5f;
         p.k_max = 200;
-        uint64_t before = eng_attn_counted(f.attn)->attended, attended = 0;
+        eng_attn_counts before = *eng_attn_counted(f.attn);
+        uint64_t attended = 0, retrieved = 0;
         decode(&f, p, n, N, out);
         for (int h = 0; h < HEADS * GROUP; h++) {
             const float *q = f.q + ((size_t)(n - 1) * HEADS * GROUP + h) * DIM, *k = f.k[h / GROUP];
@@ -255,13 +256,19 @@ START_TEST(window_and_retrieved_keys)
                     better += score[j] > score[i];
                 use[i] = mode == 1 ? better < top_k : score[i] >= best - p.beta && better < p.k_max;
             }
-            for (uint32_t i = 0; i < n; i++)
+            for (uint32_t i = 0; i < n; i++) {
                 attended += use[i];
+                retrieved += use[i] && i >= sink && i < sealed;
+            }
             reference(q, k, f.v[h / GROUP], use, N, want);
             for (int j = 0; j < DIM; j++)
                 ck_assert_double_eq_tol(out[h * DIM + j], want[j], tolerance);
         }
-        ck_assert_uint_eq(eng_attn_counted(f.attn)->attended - before, attended);
+        const eng_attn_counts *c = eng_attn_counted(f.attn);
+        ck_assert_uint_eq(c->attended - before.attended, attended);
+        ck_assert_uint_eq(c->retrieved - before.retrieved, retrieved);
+        ck_assert_uint_eq(c->probed - before.probed, mode ? (sealed - sink) * HEADS : 0); /* the scan scores each key once for the group */
+        ck_assert_uint_eq(c->estimated, 0);
     }
     teardown(&f);
 }
@@ -484,7 +491,7 @@ START_TEST(estimate_where_it_is_exact)
             if (coded)
                 build_codes(seg); /* becomes ready in the middle of a session */
             for (uint32_t n = CUT + 1; n < CUT + 210; n += 23) {
-                uint64_t before = eng_attn_counted(f.attn)->attended;
+                eng_attn_counts before = *eng_attn_counted(f.attn);
                 const float *q = f.q + (size_t)(n - 1) * HEADS * GROUP * DIM;
                 delta->n = n - CUT;
                 eng_attn_step(f.attn, &view, n);
@@ -498,9 +505,14 @@ START_TEST(estimate_where_it_is_exact)
                     for (int j = 0; j < DIM; j++)
                         ck_assert_double_eq_tol(out[h * DIM + j], want[j], tol);
                 }
-                uint64_t attended = eng_attn_counted(f.attn)->attended - before;
+                /* the window, what is retrieved and the estimate: each key once */
+                const eng_attn_counts *c = eng_attn_counted(f.attn);
                 uint32_t local = n - LOCAL < CUT ? (n - LOCAL) & ~63u : CUT, dense = n - local;
-                ck_assert_uint_eq(attended, (coded ? SINK + TOP + dense : n) * HEADS * GROUP);
+                ck_assert_uint_eq(c->attended - before.attended, (coded ? SINK + TOP + dense : n) * HEADS * GROUP);
+                ck_assert_uint_eq(c->retrieved - before.retrieved, coded ? TOP * HEADS * GROUP : 0);
+                ck_assert_uint_eq(c->estimated - before.estimated, coded ? (local - SINK - TOP) * HEADS * GROUP : 0);
+                ck_assert_uint_ge(c->probed - before.probed, coded ? (local - SINK) * HEADS : 0);
+                ck_assert_uint_le(c->probed - before.probed, coded ? seg->n * HEADS : 0);
             }
         }
         eng_view_done(&view);
