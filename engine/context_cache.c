@@ -65,13 +65,13 @@ static int append_chain(eng_view *view, eng_segment *s, uint32_t end)
     return 0;
 }
 
-int64_t eng_cache_find(eng_cache *c, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view)
+int64_t eng_cache_find(eng_cache *c, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view)
 {
     eng_segment *best = NULL;
     for (uint32_t i = 0; i < c->n; i++) {
         eng_segment *s = c->segments[i];
         s->match = -1;
-        if ((s->parent && s->parent->match < (int64_t)s->start) || s->start > n || (exact_only && !s->exact))
+        if ((s->parent && s->parent->match < (int64_t)s->start) || s->start > n || s->tenant != tenant || (exact_only && !s->exact))
             continue;
         uint32_t left = n - s->start;
         s->match = (int64_t)s->start + common_prefix(s->ids, ids + s->start, s->n < left ? s->n : left);

@@ -15,9 +15,9 @@ typedef struct eng_cache eng_cache;
 int eng_cache_new(size_t limit, eng_cache **ret);
 void eng_cache_free(eng_cache *c);
 
-/* Longest kept prefix of ids[0..n), at least ENG_CACHE_MIN_PREFIX long, as spans put into the empty *view (which takes references). Token ids are compared, nothing
+/* Longest prefix of ids[0..n) that is kept for the tenant, at least ENG_CACHE_MIN_PREFIX long, as spans put into the empty *view (which takes references). Token ids are compared, nothing
  * is hashed. exact_only: leaves out what decode kernels computed. Returns its length (0: none) or -ENOMEM. */
-int64_t eng_cache_find(eng_cache *c, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view);
+int64_t eng_cache_find(eng_cache *c, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view);
 
 /* Evicts until `bytes` more would fit beside what is kept; in-use segments stay. Returns whether they fit. */
 bool eng_cache_make_room(eng_cache *c, size_t bytes);

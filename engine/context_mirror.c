@@ -74,7 +74,7 @@ static int check_place(const eng_mirror *m, const eng_catalog_row *row, eng_mirr
 
 static bool is_ours(const eng_segment_head *h, const eng_segment_owner *o)
 {
-    return h->tenant == o->tenant && h->fingerprint == o->fingerprint && h->n_layer == o->shape->n_layer && h->n_head_kv == o->shape->n_head_kv &&
+    return h->fingerprint == o->fingerprint && h->n_layer == o->shape->n_layer && h->n_head_kv == o->shape->n_head_kv &&
            h->head_dim == o->shape->head_dim && h->type_k == o->shape->type_k && h->type_v == o->shape->type_v;
 }
 
@@ -126,14 +126,14 @@ void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e)
     entry_free(e);
 }
 
-eng_mirror_entry *eng_mirror_find(eng_mirror *m, const int32_t *ids, uint32_t n, bool exact_only)
+eng_mirror_entry *eng_mirror_find(eng_mirror *m, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only)
 {
     eng_mirror_entry *best = NULL;
     for (uint32_t i = 0; i < m->n; i++) {
         eng_mirror_entry *e = m->entries[i];
         uint32_t start = e->head.start, left = n > start ? n - start : 0, most = e->head.n < left ? e->head.n : left, same = 0;
         e->match = -1;
-        if (!e->ours || e->unusable || (e->parent && e->parent->match < (int64_t)start) || start > n || (exact_only && !e->head.exact))
+        if (!e->ours || e->unusable || e->head.tenant != tenant || (e->parent && e->parent->match < (int64_t)start) || start > n || (exact_only && !e->head.exact))
             continue;
         while (same < most && e->ids[same] == ids[start + same])
             same++;

@@ -459,11 +459,11 @@ static eng_miss copy_links(const eng_mirror_entry *last, eng_store_chain *ret)
     return ENG_MISS_NONE;
 }
 
-eng_miss eng_store_find(eng_store *s, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, eng_store_chain *ret)
+eng_miss eng_store_find(eng_store *s, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, eng_store_chain *ret)
 {
     eng_miss why = ENG_MISS_ABSENT;
     pthread_mutex_lock(&s->lock);
-    eng_mirror_entry *e = eng_mirror_find(&s->mirror, ids, n, exact_only);
+    eng_mirror_entry *e = eng_mirror_find(&s->mirror, tenant, ids, n, exact_only);
     if (e && e->match >= (int64_t)have + ENG_CACHE_MIN_PREFIX) {
         uint32_t length = worth_reading(&e, (uint32_t)e->match);
         why = ENG_MISS_SHORT;
@@ -513,7 +513,7 @@ static eng_miss load_entry(eng_store *s, const eng_mirror_entry *e, const eng_se
     if (why)
         return why;
     const eng_segment_head *h = eng_segment_file_head(f);
-    if (!eng_segment_id_equal(&h->id, &e->head.id) || !eng_segment_id_equal(&h->parent, &e->head.parent) || h->start != e->head.start ||
+    if (!eng_segment_id_equal(&h->id, &e->head.id) || !eng_segment_id_equal(&h->parent, &e->head.parent) || h->tenant != e->head.tenant || h->start != e->head.start ||
         h->n != e->head.n || h->exact != e->head.exact) {
         snprintf(err, errlen, "it is another segment's");
         why = ENG_MISS_TOKENS;

@@ -149,8 +149,8 @@ static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic
     return end;
 }
 
-uint32_t eng_disk_find(eng_engine *e, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel, eng_view *io_view,
-                       uint32_t *ret_read)
+uint32_t eng_disk_find(eng_engine *e, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel,
+                       eng_view *io_view, uint32_t *ret_read)
 {
     eng_disk *d = e->disk;
     eng_store_chain chain = {0};
@@ -159,7 +159,7 @@ uint32_t eng_disk_find(eng_engine *e, const int32_t *ids, uint32_t n, bool exact
     if (!d)
         return have;
     eng_store_collect(d->store);
-    eng_miss why = eng_store_find(d->store, ids, n, exact_only, have, &chain);
+    eng_miss why = eng_store_find(d->store, tenant, ids, n, exact_only, have, &chain);
     uint32_t length = why ? 0 : view_chain(e, &chain, cancel, &view, &read);
     free(chain.links);
     if (length > have) {

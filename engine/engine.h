@@ -146,7 +146,7 @@ typedef struct {
     uint32_t max_tokens;         /* room wanted for generated tokens; cut to what the context leaves */
     eng_attention attention;
     eng_sampling sampling;
-    bool cache_prompt;           /* look for a kept prefix, and keep this one */
+    bool cache_prompt; uint64_t tenant; /* look for a prefix that this tenant (0: who has no key) keeps, and keep this one for it */
     const atomic_bool *cancel;   /* set by another thread: prefill and next return -ECANCELED within a layer. May be NULL */
 } eng_request;
 

@@ -60,7 +60,7 @@ void eng_disk_close(eng_engine *e);
 
 /* Looks for a longer prefix of ids[0, n) than the `have` tokens of *io_view. Returns its length; the view is that prefix's then, and *ret_read is how many
  * of its tokens were read from disk. */
-uint32_t eng_disk_find(eng_engine *e, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel, eng_view *io_view,
-                       uint32_t *ret_read);
+uint32_t eng_disk_find(eng_engine *e, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel,
+                       eng_view *io_view, uint32_t *ret_read);
 
 #endif

@@ -66,6 +66,7 @@ int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t sta
         return -ENOMEM;
     }
     s->parent = parent ? eng_segment_ref(parent) : NULL;
+    s->tenant = parent ? parent->tenant : 0;
     *ret = s;
     return 0;
 }
@@ -154,6 +155,7 @@ int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segme
     if (r < 0)
         return r;
     s->n = hi - lo;
+    s->tenant = src->tenant;
     memcpy(s->ids, src->ids + lo, (size_t)s->n * sizeof *s->ids);
     for (uint32_t layer = 0; layer < h->n_layer; layer++)
         for (uint32_t head = 0; head < h->n_head_kv; head++) {

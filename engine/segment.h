@@ -39,6 +39,7 @@ struct eng_segment {
     eng_segment *parent;        /* NULL: start is 0. Holds a reference */
     uint32_t refs;
     uint32_t start, n, cap;
+    uint64_t tenant;            /* whose; that of its parent (engine.h) */
     bool exact;                 /* every row comes from the prefill kernels (design section 4, "What is exact") */
     int32_t *ids;               /* [cap] */
     uint8_t *kv;                /* arena */

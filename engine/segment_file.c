@@ -157,7 +157,7 @@ eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_s
 {
     const eng_kv_shape *h = s->shape;
     eng_segment_head head = {
-        .tenant = owner->tenant, .fingerprint = owner->fingerprint, .start = s->start, .n = s->n, .n_layer = h->n_layer,
+        .tenant = s->tenant, .fingerprint = owner->fingerprint, .start = s->start, .n = s->n, .n_layer = h->n_layer,
         .n_head_kv = h->n_head_kv, .head_dim = h->head_dim, .type_k = h->type_k, .type_v = h->type_v, .exact = s->exact,
     };
     section *sections = new_sections(s);
@@ -526,8 +526,6 @@ static eng_miss check_owner(const eng_segment_file *f, const eng_segment_owner *
         return miss(err, errlen, ENG_MISS_MODEL, "of another model or other RoPE settings");
     if (h->type_k != s->type_k || h->type_v != s->type_v)
         return miss(err, errlen, ENG_MISS_KV_TYPE, "keys or values of another type");
-    if (h->tenant != owner->tenant)
-        return miss(err, errlen, ENG_MISS_TOKENS, "of another tenant");
     return ENG_MISS_NONE;
 }
 
@@ -563,6 +561,7 @@ eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owne
     if (!why) {
         memcpy(s->ids, own, (size_t)f->head.n * sizeof *own);
         s->n = f->head.n;
+        s->tenant = f->head.tenant;
         s->id = f->head.id;
         s->has_id = true;
         why = read_body(f, reader, s, err, errlen);

@@ -16,7 +16,6 @@
 /* What keys and values depend on beside the tokens. */
 typedef struct {
     uint64_t fingerprint; /* of the model and its RoPE settings */
-    uint64_t tenant;      /* 0: everybody's */
     const eng_kv_shape *shape;
 } eng_segment_owner;
 

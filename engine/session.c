@@ -25,6 +25,7 @@ struct eng_session {
     eng_attention attention;
     const atomic_bool *cancel;
     bool keep;
+    uint64_t tenant;
     int32_t *ids;               /* the prompt */
     uint32_t n_prompt, n_cached, n_read, room; /* n_read: of those cached, from disk */
     uint32_t n;                 /* tokens whose KV is there */
@@ -74,6 +75,7 @@ static int add_segment(eng_session *s, uint32_t start, uint32_t cap, eng_segment
     int r = eng_segment_new(&s->e->shape, last_segment(&s->view), start, cap, true, &seg);
     if (r < 0)
         return r;
+    seg->tenant = s->tenant;
     r = eng_view_add(&s->view, seg, start, start + cap);
     eng_segment_unref(seg);
     if (r == 0)
@@ -117,11 +119,11 @@ static int add_segments(eng_session *s)
 static int find_prefix(eng_session *s)
 {
     bool exact = s->attention.mode == ENG_ATTN_FULL;
-    int64_t found = s->n_prompt > 1 ? eng_cache_find(s->e->cache, s->ids, s->n_prompt - 1, exact, &s->view) : 0;
+    int64_t found = s->n_prompt > 1 ? eng_cache_find(s->e->cache, s->tenant, s->ids, s->n_prompt - 1, exact, &s->view) : 0;
     if (found < 0)
         return (int)found;
     if (s->n_prompt > 1)
-        found = eng_disk_find(s->e, s->ids, s->n_prompt - 1, exact, (uint32_t)found, s->cancel, &s->view, &s->n_read);
+        found = eng_disk_find(s->e, s->tenant, s->ids, s->n_prompt - 1, exact, (uint32_t)found, s->cancel, &s->view, &s->n_read);
     s->n = s->n_cached = (uint32_t)found;
     atomic_fetch_add(found ? &s->e->counters.hits : &s->e->counters.misses, 1);
     return 0;
@@ -143,6 +145,7 @@ int eng_session_open(eng_engine *e, const eng_request *req, eng_session **ret, c
     s->attention = req->attention;
     s->cancel = req->cancel;
     s->keep = req->cache_prompt;
+    s->tenant = req->tenant;
     s->n_prompt = (uint32_t)req->n_ids;
     s->room = req->max_tokens < e->params.n_ctx - s->n_prompt ? req->max_tokens : e->params.n_ctx - s->n_prompt;
     s->index_begin = eng_index_work_seconds(e->index_work);

@@ -186,7 +186,7 @@ int srv_guard_key(const srv_server *s, srv_conn *c, srv_fault *f)
     }
     if (!key)
         return srv_fault_set(f, 401, "authentication_error", NULL, "an API key is needed: Authorization: Bearer KEY");
-    if (!srv_keys_match(s->keys, key, strlen(key)))
+    if (!srv_keys_match(s->keys, key, strlen(key), &c->tenant))
         return srv_fault_set(f, 401, "authentication_error", NULL, "invalid API key");
     return 0;
 }

@@ -313,6 +313,7 @@ static void start_job(srv_conn *c)
     j->body_charged = c->body.cap;
     c->body = (srv_buf){0};
     j->owner = c;
+    j->request.tenant = c->tenant;
     j->generates = c->route->generates;
     c->job = j;
     c->phase = SRV_WAITING;

@@ -48,6 +48,7 @@ struct srv_conn {
     uint64_t body_seen, body_announced;
     bool chunked, expects;
     double body_started_ms;
+    uint64_t tenant; /* of the key it came with; 0: no keys are needed */
     bool refused;    /* fault holds the answer; what still comes of the body is dropped */
     bool must_close; /* the request's framing cannot be trusted */
     srv_fault fault;
@@ -104,7 +105,7 @@ struct srv_server {
 /* First look at a request's head. 0, or a fault. Fills c->chunked, body_announced, expects, must_close. */
 int srv_guard_framing(srv_conn *c, const char *url, const char *version, srv_fault *f);
 int srv_guard_host(const srv_server *s, srv_conn *c, srv_fault *f);
-int srv_guard_key(const srv_server *s, srv_conn *c, srv_fault *f);
+int srv_guard_key(const srv_server *s, srv_conn *c, srv_fault *f); /* fills c->tenant */
 int srv_guard_type(srv_conn *c, srv_fault *f);
 
 /* ---- http.c ----------------------------------------------------------------------------------------------------- */

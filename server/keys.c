@@ -10,9 +10,14 @@
 
 enum { MAX_FILE = 1 << 20, MAX_KEY = 1024, DIGEST = 32 };
 
+typedef struct {
+    uint8_t digest[DIGEST];
+    uint64_t tenant;
+} api_key;
+
 struct srv_keys {
     size_t n;
-    uint8_t digests[][DIGEST];
+    api_key keys[];
 };
 
 /* ---- SHA-256 ---------------------------------------------------------------------------------------------------- */
@@ -69,6 +74,28 @@ void srv_sha256(const void *data, size_t len, uint8_t ret[DIGEST])
         sha256_block(h, last + i);
     for (int i = 0; i < DIGEST; i++)
         ret[i] = (uint8_t)(h[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+/* ---- keys ------------------------------------------------------------------------------------------------------- */
+
+/* Eight bytes of a digest of their own: they stand in files, and are no step towards the key or the digest that lets it in. */
+static uint64_t tenant_of(const uint8_t digest[DIGEST])
+{
+    static const char label[] = "retrievald tenant";
+    uint8_t text[sizeof(label) + DIGEST], hash[DIGEST];
+    uint64_t tenant;
+    memcpy(text, label, sizeof(label));
+    memcpy(text + sizeof(label), digest, DIGEST);
+    srv_sha256(text, sizeof(text), hash);
+    memcpy(&tenant, hash, sizeof(tenant));
+    return tenant ? tenant : 1;
+}
+
+static void add_key(srv_keys *k, const char *key, size_t len)
+{
+    api_key *new = &k->keys[k->n++];
+    srv_sha256(key, len, new->digest);
+    new->tenant = tenant_of(new->digest);
 }
 
 /* ---- the file --------------------------------------------------------------------------------------------------- */
@@ -130,7 +157,7 @@ int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen)
         return rc;
     for (size_t i = 0; i < n; i++)
         lines += text[i] == '\n';
-    srv_keys *k = calloc(1, sizeof(*k) + lines * DIGEST);
+    srv_keys *k = calloc(1, sizeof(*k) + lines * sizeof(k->keys[0]));
     if (!k) {
         rc = -ENOMEM;
         snprintf(err, errlen, "out of memory");
@@ -151,7 +178,7 @@ int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen)
             snprintf(err, errlen, "api-key-file %s holds a key of more than %d characters", path, MAX_KEY);
             goto cleanup;
         }
-        srv_sha256(text + a, b - a, k->digests[k->n++]);
+        add_key(k, text + a, b - a);
     }
     if (k->n == 0) {
         rc = -EINVAL;
@@ -172,16 +199,18 @@ void srv_keys_free(srv_keys *k)
     free(k);
 }
 
-bool srv_keys_match(const srv_keys *k, const char *key, size_t len)
+bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *ret_tenant)
 {
     uint8_t digest[DIGEST];
-    unsigned found = 0;
+    uint64_t tenant = 0;
     srv_sha256(key, len, digest);
     for (size_t i = 0; i < k->n; i++) {
         unsigned differs = 0;
         for (size_t b = 0; b < DIGEST; b++)
-            differs |= digest[b] ^ k->digests[i][b];
-        found |= differs == 0;
+            differs |= digest[b] ^ k->keys[i].digest[b];
+        tenant |= -(uint64_t)(differs == 0) & k->keys[i].tenant;
     }
-    return found;
+    if (tenant)
+        *ret_tenant = tenant;
+    return tenant != 0;
 }

@@ -1,4 +1,5 @@
 /* API keys: read from a file only its owner can read, kept and compared as SHA-256 digests, in time that does not depend on which matches.
+ * Each is a tenant of the context cache: a hash of the key that the files of contexts hold, so the same after a restart, whatever the other keys are.
  */
 #ifndef RETRIEVALD_SERVER_KEYS_H
 #define RETRIEVALD_SERVER_KEYS_H
@@ -13,7 +14,8 @@ typedef struct srv_keys srv_keys;
  * too long. */
 int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen);
 void srv_keys_free(srv_keys *k);
-bool srv_keys_match(const srv_keys *k, const char *key, size_t len);
+/* *ret_tenant: whose contexts are this key's; never 0. */
+bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *ret_tenant);
 
 void srv_sha256(const void *data, size_t len, uint8_t ret[32]); /* FIPS 180-4 */
 

@@ -62,6 +62,33 @@ def test_second_question_after_a_restart(kept, end, tmp_path):
     assert chat(with_disk_off, ask("In which room is item 11?"), **OPTIONS)["choices"] == cold["choices"]
 
 
+def test_keys_do_not_share(kept, tmp_path):
+    """What was read for one key is as good as unread for another, in memory and on disk, also when the keys' file changes."""
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text("first\nsecond\n")
+    daemon = kept("--api-key-file", str(keys))
+
+    def answer(key):
+        body = {"messages": ask("On which shelf is item 9?"), "temperature": 0, **OPTIONS}
+        a = daemon.post("/v1/chat/completions", body, headers={"Authorization": f"Bearer {key}"}).json()
+        return a["timings"]["cache_n"], a["timings"]["disk_n"], a["timings"]["prompt_n"], a["choices"]
+
+    cold = answer("first")
+    n = cold[2]
+    assert cold[:3] == (0, 0, n) and n > 1000
+    assert answer("second") == cold
+    assert answer("first") == answer("second") == (n - 1, 0, 1, cold[3])
+    daemon.stop()
+    keys.write_text("third\nsecond\nfirst\n")
+    daemon = kept("--api-key-file", str(keys))
+    assert answer("third") == cold
+    assert answer("second") == answer("first") == (n - 1, n - 1, 1, cold[3])
+    daemon.stop()
+    daemon = kept()  # no keys: a tenant of its own
+    assert daemon.post("/v1/chat/completions", {"messages": ask("On which shelf is item 9?"), "max_tokens": 1}).json()["timings"]["cache_n"] == 0
+
+
 def test_damaged_file(kept, tmp_path):
     """It costs a miss with its reason, and the answer is right."""
     daemon = kept()

@@ -85,7 +85,7 @@ static inline uint32_t t_store_read(t_store *t, const int32_t *ids, uint32_t n, 
 {
     eng_store_chain c = {0};
     eng_segment_reader reader = {.pool = t->pool};
-    if (eng_store_find(t->store, ids, n, exact_only, 0, &c))
+    if (eng_store_find(t->store, 0, ids, n, exact_only, 0, &c))
         return 0;
     eng_view v = {0};
     eng_segment *parent = NULL;

@@ -66,9 +66,9 @@ START_TEST(survives_a_restart)
         eng_store_chain c = {0};
         eng_segment *s;
         eng_segment_reader reader = {.pool = t.pool};
-        ck_assert_int_eq(eng_store_find(t.store, a, N, false, N - ENG_CACHE_MIN_PREFIX + 1, &c), ENG_MISS_ABSENT); /* hardly more than is had */
-        ck_assert_int_eq(eng_store_find(t.store, a, 700, false, 0, &c), ENG_MISS_SHORT);                           /* a small part of a file */
-        ck_assert_int_eq(eng_store_find(t.store, a, N, false, 0, &c), ENG_MISS_NONE);
+        ck_assert_int_eq(eng_store_find(t.store, 0, a, N, false, N - ENG_CACHE_MIN_PREFIX + 1, &c), ENG_MISS_ABSENT); /* hardly more than is had */
+        ck_assert_int_eq(eng_store_find(t.store, 0, a, 700, false, 0, &c), ENG_MISS_SHORT);                           /* a small part of a file */
+        ck_assert_int_eq(eng_store_find(t.store, 0, a, N, false, 0, &c), ENG_MISS_NONE);
         ck_assert_uint_eq(c.n, 1);
         ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
         ck_assert(eng_segment_coded(s));
@@ -100,6 +100,51 @@ START_TEST(exact_means_all_of_it)
     eng_segment *all[] = {text, answer, more, again, pure};
     for (int i = 0; i < 5; i++)
         eng_segment_unref(all[i]);
+    t_store_done(&t);
+}
+END_TEST
+
+/* The same tokens of two tenants are two contexts, also after the catalog was made again from the files. */
+START_TEST(tenants)
+{
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t ids[600];
+    number_ids(ids, 600, 4);
+    eng_segment *one = segment(NULL, 0, ids, 200, true), *two = segment(NULL, 0, ids, 400, true);
+    one->tenant = 11;
+    two->tenant = UINT64_MAX - 1;
+    eng_segment *more = segment(two, 400, ids + 400, 200, true);
+    ck_assert(more->tenant == two->tenant);
+    save(&t, one);
+    save(&t, more);
+    for (int round = 0; round < 3; round++) {
+        eng_store_flush(t.store);
+        for (uint64_t tenant = 10; tenant < 13; tenant++) {
+            eng_store_chain c = {0};
+            ck_assert_int_eq(eng_store_find(t.store, tenant, ids, 600, false, 0, &c), tenant == 11 ? ENG_MISS_NONE : ENG_MISS_ABSENT);
+            ck_assert_uint_eq(c.length, tenant == 11 ? 200 : 0);
+            free(c.links);
+        }
+        eng_store_chain c = {0};
+        eng_segment_reader reader = {.pool = t.pool};
+        eng_segment *s;
+        ck_assert_int_eq(eng_store_find(t.store, two->tenant, ids, 600, false, 0, &c), ENG_MISS_NONE);
+        ck_assert(c.n == 2 && c.length == 600);
+        ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
+        ck_assert(s->tenant == two->tenant);
+        eng_segment_unref(s);
+        free(c.links);
+        if (round == 1) {
+            char path[128];
+            snprintf(path, sizeof path, "%s/catalog.db", t.dir);
+            ck_assert_int_eq(unlink(path), 0);
+        }
+        t_store_reopen(&t, (uint64_t)1 << 30);
+    }
+    eng_segment_unref(one);
+    eng_segment_unref(two);
+    eng_segment_unref(more);
     t_store_done(&t);
 }
 END_TEST
@@ -319,6 +364,7 @@ int main(void)
     tcase_set_timeout(c, 0);
     tcase_add_test(c, survives_a_restart);
     tcase_add_test(c, exact_means_all_of_it);
+    tcase_add_test(c, tenants);
     tcase_add_test(c, finds_the_longest_prefix);
     tcase_add_test(c, budget);
     tcase_add_test(c, damaged_catalog);
