@@ -9,6 +9,7 @@ struct eng_cache {
     uint32_t n, cap;
     size_t limit, bytes;
     uint64_t clock, evictions;
+    eng_evicted evicted;
 };
 
 int eng_cache_new(size_t limit, eng_cache **ret)
@@ -65,26 +66,49 @@ static int append_chain(eng_view *view, eng_segment *s, uint32_t end)
     return 0;
 }
 
-int64_t eng_cache_find(eng_cache *c, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view)
+/* The segment that agrees with most of the prefix, `match` tokens. NULL: there is none. */
+static eng_segment *longest(eng_cache *c, const eng_prefix *p)
 {
     eng_segment *best = NULL;
     for (uint32_t i = 0; i < c->n; i++) {
         eng_segment *s = c->segments[i];
         s->match = -1;
-        if ((s->parent && s->parent->match < (int64_t)s->start) || s->start > n || s->tenant != tenant || (exact_only && !s->exact))
+        if ((s->parent && s->parent->match < (int64_t)s->start) || s->start > p->n || s->tenant != p->tenant || (p->exact_only && !s->exact))
             continue;
-        uint32_t left = n - s->start;
-        s->match = (int64_t)s->start + common_prefix(s->ids, ids + s->start, s->n < left ? s->n : left);
+        uint32_t left = p->n - s->start;
+        s->match = (int64_t)s->start + common_prefix(s->ids, p->ids + s->start, s->n < left ? s->n : left);
         if (!best || s->match > best->match || (s->match == best->match && s->exact && !best->exact))
             best = s;
     }
-    if (!best || best->match < ENG_CACHE_MIN_PREFIX)
-        return 0;
-    c->clock++;
-    for (eng_segment *s = best; s; s = s->parent)
-        s->last_used = c->clock;
-    int r = append_chain(view, best, (uint32_t)best->match);
-    return r < 0 ? r : best->match;
+    return best;
+}
+
+int64_t eng_cache_find(eng_cache *c, const eng_prefix *p, eng_view *view, eng_prefix_stop *ret)
+{
+    eng_prefix any = *p;
+    any.exact_only = false;
+    eng_segment *most = p->exact_only ? longest(c, &any) : NULL;
+    uint32_t most_match = most ? (uint32_t)most->match : 0;
+    eng_segment *best = longest(c, p);
+    uint32_t match = best ? (uint32_t)best->match : 0;
+    eng_prefix_stop stop = eng_prefix_stop_at(p, match, best ? best->start + best->n : 0);
+    if (most_match > match && most_match >= ENG_CACHE_MIN_PREFIX)
+        stop.why = ENG_MISS_INEXACT;
+    if (match >= ENG_CACHE_MIN_PREFIX) {
+        c->clock++;
+        for (eng_segment *s = best; s; s = s->parent)
+            s->last_used = c->clock;
+        int r = append_chain(view, best, match);
+        if (r < 0)
+            return r;
+    }
+    *ret = stop;
+    return match >= ENG_CACHE_MIN_PREFIX ? match : 0;
+}
+
+bool eng_cache_evicted(const eng_cache *c, const eng_prefix *p, uint32_t position)
+{
+    return eng_evicted_has(&c->evicted, p, position);
 }
 
 bool eng_cache_make_room(eng_cache *c, size_t bytes)
@@ -98,8 +122,10 @@ bool eng_cache_make_room(eng_cache *c, size_t bytes)
         }
         if (victim == c->n)
             return false;
-        c->bytes -= eng_segment_bytes(c->segments[victim]);
+        const eng_segment *s = c->segments[victim];
+        c->bytes -= eng_segment_bytes(s);
         c->evictions++;
+        eng_evicted_add(&c->evicted, s->tenant, s->start, s->ids, s->n);
         remove_at(c, victim);
     }
     return true;

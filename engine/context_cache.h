@@ -6,18 +6,20 @@
 #ifndef RETRIEVALD_CONTEXT_CACHE_H
 #define RETRIEVALD_CONTEXT_CACHE_H
 
+#include "prefix.h"
 #include "segment.h"
-
-enum { ENG_CACHE_MIN_PREFIX = 64 }; /* tokens: a shorter common prefix is not worth a segment border */
 
 typedef struct eng_cache eng_cache;
 
 int eng_cache_new(size_t limit, eng_cache **ret);
 void eng_cache_free(eng_cache *c);
 
-/* Longest prefix of ids[0..n) that is kept for the tenant, at least ENG_CACHE_MIN_PREFIX long, as spans put into the empty *view (which takes references). Token ids are compared, nothing
- * is hashed. exact_only: leaves out what decode kernels computed. Returns its length (0: none) or -ENOMEM. */
-int64_t eng_cache_find(eng_cache *c, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view);
+/* What is kept of the prefix, if that is ENG_CACHE_MIN_PREFIX tokens at least, as spans put into the empty *view (which takes references). Token ids are
+ * compared, nothing is hashed. Returns its length (0: none) or -ENOMEM. */
+int64_t eng_cache_find(eng_cache *c, const eng_prefix *p, eng_view *view, eng_prefix_stop *ret);
+
+/* Whether what would have gone on at `position` was evicted. */
+bool eng_cache_evicted(const eng_cache *c, const eng_prefix *p, uint32_t position);
 
 /* Evicts until `bytes` more would fit beside what is kept; in-use segments stay. Returns whether they fit. */
 bool eng_cache_make_room(eng_cache *c, size_t bytes);

@@ -1,7 +1,5 @@
 #include "context_mirror.h"
 
-#include "context_cache.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,22 +124,37 @@ void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e)
     entry_free(e);
 }
 
-eng_mirror_entry *eng_mirror_find(eng_mirror *m, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only)
+static eng_mirror_entry *longest(eng_mirror *m, const eng_prefix *p)
 {
     eng_mirror_entry *best = NULL;
     for (uint32_t i = 0; i < m->n; i++) {
         eng_mirror_entry *e = m->entries[i];
-        uint32_t start = e->head.start, left = n > start ? n - start : 0, most = e->head.n < left ? e->head.n : left, same = 0;
+        uint32_t start = e->head.start, left = p->n > start ? p->n - start : 0, most = e->head.n < left ? e->head.n : left, same = 0;
         e->match = -1;
-        if (!e->ours || e->unusable || e->head.tenant != tenant || (e->parent && e->parent->match < (int64_t)start) || start > n || (exact_only && !e->head.exact))
+        if (!e->ours || e->unusable || e->head.tenant != p->tenant || (e->parent && e->parent->match < (int64_t)start) || start > p->n ||
+            (p->exact_only && !e->head.exact))
             continue;
-        while (same < most && e->ids[same] == ids[start + same])
+        while (same < most && e->ids[same] == p->ids[start + same])
             same++;
         e->match = (int64_t)start + same;
         if (!best || e->match > best->match || (e->match == best->match && e->head.exact && !best->head.exact))
             best = e;
     }
-    if (!best || best->match < ENG_CACHE_MIN_PREFIX)
+    return best;
+}
+
+eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix_stop *ret)
+{
+    eng_prefix any = *p;
+    any.exact_only = false;
+    eng_mirror_entry *most = p->exact_only ? longest(m, &any) : NULL;
+    int64_t most_match = most ? most->match : 0;
+    eng_mirror_entry *best = longest(m, p);
+    int64_t match = best ? best->match : 0;
+    *ret = eng_prefix_stop_at(p, (uint32_t)match, best ? best->head.start + best->head.n : 0);
+    if (most_match > match && most_match >= ENG_CACHE_MIN_PREFIX)
+        ret->why = ENG_MISS_INEXACT;
+    if (match < ENG_CACHE_MIN_PREFIX)
         return NULL;
     m->clock++;
     for (eng_mirror_entry *e = best; e; e = e->parent) {

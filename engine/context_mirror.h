@@ -4,6 +4,7 @@
 #define RETRIEVALD_CONTEXT_MIRROR_H
 
 #include "context_catalog.h"
+#include "prefix.h"
 
 typedef struct eng_mirror_entry eng_mirror_entry;
 struct eng_mirror_entry {
@@ -24,6 +25,7 @@ typedef struct {
     uint32_t n, cap;
     uint64_t bytes; /* of files */
     uint64_t clock;
+    eng_evicted evicted;
 } eng_mirror;
 
 void eng_mirror_done(eng_mirror *m);
@@ -34,9 +36,9 @@ eng_mirror_entry *eng_mirror_get(const eng_mirror *m, const eng_segment_id *id);
 int eng_mirror_add(eng_mirror *m, const eng_catalog_row *row, const eng_segment_owner *owner, eng_mirror_entry **ret);
 void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e); /* without children */
 
-/* The tenant's entry that agrees with most of ids[0, n), at least ENG_CACHE_MIN_PREFIX of them; how many is its `match`. NULL: none. It and those before it
- * become the last used. */
-eng_mirror_entry *eng_mirror_find(eng_mirror *m, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only);
+/* The entry that agrees with most of the prefix, at least ENG_CACHE_MIN_PREFIX tokens of it; how many is its `match`. NULL: none. It and those before
+ * it become the last used. */
+eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix_stop *ret);
 
 /* The least recently used entry that may go: no child, no pin. NULL: none. */
 eng_mirror_entry *eng_mirror_victim(const eng_mirror *m);

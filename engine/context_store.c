@@ -1,7 +1,6 @@
 #include "context_store.h"
 
 #include "clock.h"
-#include "context_cache.h"
 #include "context_folder.h"
 #include "context_mirror.h"
 #include "context_stock.h"
@@ -132,8 +131,10 @@ static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent)
         e->pins++;
     while (r == 0 && s->mirror.bytes + bytes > s->p.disk.limit) {
         eng_mirror_entry *victim = eng_mirror_victim(&s->mirror);
-        if (victim)
+        if (victim) {
             victim->unusable = true; /* nobody begins to read it now */
+            eng_evicted_add(&s->mirror.evicted, victim->head.tenant, victim->head.start, victim->ids, victim->head.n);
+        }
         pthread_mutex_unlock(&s->lock);
         r = victim ? forget(s, victim) : -ENOSPC;
         pthread_mutex_lock(&s->lock);
@@ -459,11 +460,11 @@ static eng_miss copy_links(const eng_mirror_entry *last, eng_store_chain *ret)
     return ENG_MISS_NONE;
 }
 
-eng_miss eng_store_find(eng_store *s, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, eng_store_chain *ret)
+eng_miss eng_store_find(eng_store *s, const eng_prefix *p, uint32_t have, eng_store_chain *ret, eng_prefix_stop *ret_stop)
 {
     eng_miss why = ENG_MISS_ABSENT;
     pthread_mutex_lock(&s->lock);
-    eng_mirror_entry *e = eng_mirror_find(&s->mirror, tenant, ids, n, exact_only);
+    eng_mirror_entry *e = eng_mirror_find(&s->mirror, p, ret_stop);
     if (e && e->match >= (int64_t)have + ENG_CACHE_MIN_PREFIX) {
         uint32_t length = worth_reading(&e, (uint32_t)e->match);
         why = ENG_MISS_SHORT;
@@ -471,9 +472,19 @@ eng_miss eng_store_find(eng_store *s, uint64_t tenant, const int32_t *ids, uint3
             ret->length = length;
             why = copy_links(e, ret);
         }
+        if (why)
+            ret_stop->why = why;
     }
     pthread_mutex_unlock(&s->lock);
     return why;
+}
+
+bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position)
+{
+    pthread_mutex_lock(&s->lock);
+    bool evicted = eng_evicted_has(&s->mirror.evicted, p, position);
+    pthread_mutex_unlock(&s->lock);
+    return evicted;
 }
 
 size_t eng_store_size(eng_store *s, const eng_segment_id *id)

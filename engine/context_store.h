@@ -8,6 +8,7 @@
 #ifndef RETRIEVALD_CONTEXT_STORE_H
 #define RETRIEVALD_CONTEXT_STORE_H
 
+#include "prefix.h"
 #include "segment_file.h"
 
 typedef struct eng_store eng_store;
@@ -47,9 +48,12 @@ typedef struct {
     uint32_t length; /* tokens of the prompt that they cover */
 } eng_store_chain;
 
-/* The longest prefix of ids[0, n) that is on disk for the tenant, if it goes at least ENG_CACHE_MIN_PREFIX tokens beyond `have` and is worth reading. ENG_MISS_NONE: found;
- * free ret->links. */
-eng_miss eng_store_find(eng_store *s, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, eng_store_chain *ret);
+/* The longest prefix on disk, if it goes at least ENG_CACHE_MIN_PREFIX tokens beyond `have` and is worth reading. ENG_MISS_NONE: found; free
+ * ret->links. *ret_stop: where and why it ends, always. */
+eng_miss eng_store_find(eng_store *s, const eng_prefix *p, uint32_t have, eng_store_chain *ret, eng_prefix_stop *ret_stop);
+
+/* Whether what would have gone on at `position` was evicted. */
+bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position);
 
 /* Reads one of them. A file that cannot be used is logged, counted and removed (one that cannot be read only left alone). Bytes of memory it takes:
  * eng_store_size. */

@@ -19,7 +19,9 @@ struct eng_disk {
 };
 
 static const char *const miss_names[ENG_MISS_COUNT] = {
-    [ENG_MISS_NONE] = "none",       [ENG_MISS_ABSENT] = "absent",     [ENG_MISS_SHORT] = "short",   [ENG_MISS_GONE] = "gone",
+    [ENG_MISS_NONE] = "none",       [ENG_MISS_ABSENT] = "absent",     [ENG_MISS_END] = "end",
+    [ENG_MISS_DIFFERS] = "differs", [ENG_MISS_EVICTED] = "evicted",   [ENG_MISS_INEXACT] = "inexact",
+    [ENG_MISS_SHORT] = "short",   [ENG_MISS_GONE] = "gone",
     [ENG_MISS_IO] = "io",           [ENG_MISS_KIND] = "kind",         [ENG_MISS_SIZE] = "size",     [ENG_MISS_HEADER] = "header",
     [ENG_MISS_VERSION] = "version", [ENG_MISS_MODEL] = "model",       [ENG_MISS_KV_TYPE] = "kv_type", [ENG_MISS_TOKENS] = "tokens",
     [ENG_MISS_CHECKSUM] = "checksum", [ENG_MISS_INDEX] = "index",     [ENG_MISS_MEMORY] = "memory", [ENG_MISS_CANCELED] = "canceled",
@@ -116,32 +118,39 @@ void eng_disk_close(eng_engine *e)
 
 /* ---- finding ------------------------------------------------------------------------------------------------------- */
 
-static eng_segment *load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, const atomic_bool *cancel)
+static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, const atomic_bool *cancel, eng_segment **ret)
 {
-    eng_segment *s;
     eng_segment_reader reader = {.pool = e->pool, .cancel = cancel, .heartbeat = &e->counters.heartbeat};
     eng_cache_make_room(e->cache, eng_store_size(e->disk->store, id));
     eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just evicted */
-    if (eng_store_load(e->disk->store, id, &reader, parent, &s))
-        return NULL;
-    eng_cache_insert(e->cache, s);
-    if (!eng_segment_coded(s))
-        eng_index_work_add(e->index_work, s); /* if that fails: its keys are read all the same */
-    return s;
+    eng_miss why = eng_store_load(e->disk->store, id, &reader, parent, ret);
+    if (why)
+        return why;
+    eng_cache_insert(e->cache, *ret);
+    if (!eng_segment_coded(*ret))
+        eng_index_work_add(e->index_work, *ret); /* if that fails: its keys are read all the same */
+    return ENG_MISS_NONE;
 }
 
-/* The chain as far as it can be had; *io_read: tokens that were read from disk. */
-static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic_bool *cancel, eng_view *view, uint32_t *io_read)
+/* The chain as far as it can be had; *io_read: tokens that were read from disk, *io_why: what a file failed for. */
+static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic_bool *cancel, eng_view *view, uint32_t *io_read, eng_miss *io_why)
 {
     eng_segment *parent = NULL;
     uint32_t end = 0;
     for (uint32_t i = 0; i < c->n; i++) {
         uint32_t start = c->links[i].start, hi = i + 1 < c->n ? c->links[i + 1].start : c->length;
-        eng_segment *kept = eng_cache_get(e->cache, &c->links[i].id), *s = kept ? eng_segment_ref(kept) : load(e, &c->links[i].id, parent, cancel);
-        int r = s ? eng_view_add(view, s, start, hi) : -ENOENT;
-        eng_segment_unref(s);
-        if (r < 0)
+        eng_segment *s = eng_cache_get(e->cache, &c->links[i].id);
+        bool kept = s != NULL;
+        if (kept)
+            eng_segment_ref(s);
+        else if ((*io_why = load(e, &c->links[i].id, parent, cancel, &s)))
             break;
+        int r = eng_view_add(view, s, start, hi);
+        eng_segment_unref(s);
+        if (r < 0) {
+            *io_why = ENG_MISS_MEMORY;
+            break;
+        }
         *io_read += kept ? 0 : hi - start;
         parent = s;
         end = hi;
@@ -149,19 +158,25 @@ static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic
     return end;
 }
 
-uint32_t eng_disk_find(eng_engine *e, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel,
-                       eng_view *io_view, uint32_t *ret_read)
+uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
+                       eng_prefix_stop *io_stop)
 {
     eng_disk *d = e->disk;
     eng_store_chain chain = {0};
     eng_view view = {0};
+    eng_prefix_stop stop;
+    eng_miss failed = ENG_MISS_NONE;
     uint32_t read = 0;
     if (!d)
         return have;
     eng_store_collect(d->store);
-    eng_miss why = eng_store_find(d->store, tenant, ids, n, exact_only, have, &chain);
-    uint32_t length = why ? 0 : view_chain(e, &chain, cancel, &view, &read);
+    eng_miss why = eng_store_find(d->store, p, have, &chain, &stop);
+    uint32_t length = why ? 0 : view_chain(e, &chain, cancel, &view, &read, &failed);
     free(chain.links);
+    if (failed)
+        *io_stop = (eng_prefix_stop){length > have ? length : have, failed};
+    else if (stop.position > io_stop->position || (stop.position == io_stop->position && stop.why > io_stop->why)) /* the more telling reason */
+        *io_stop = stop;
     if (length > have) {
         eng_view_done(io_view);
         *io_view = view;
@@ -173,6 +188,11 @@ uint32_t eng_disk_find(eng_engine *e, uint64_t tenant, const int32_t *ids, uint3
     if (why && !have)
         eng_store_count_miss(d->store, why);
     return have;
+}
+
+bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position)
+{
+    return e->disk && eng_store_evicted(e->disk->store, p, position);
 }
 
 void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret)

@@ -8,10 +8,14 @@
 
 #include "engine.h"
 
-/* Why a request found nothing more on disk, or a file could not be used. */
+/* Why a request's kept prefix ends where it does, or a file could not be used. */
 typedef enum {
     ENG_MISS_NONE,
     ENG_MISS_ABSENT,   /* nothing kept begins like this prompt */
+    ENG_MISS_END,      /* what is kept ends there */
+    ENG_MISS_DIFFERS,  /* it goes on with another token */
+    ENG_MISS_EVICTED,  /* it went on, and had to make room */
+    ENG_MISS_INEXACT,  /* it goes on with what decode kernels computed, which mode `full` does not take */
     ENG_MISS_SHORT,    /* something does, but reading it would cost more than it saves */
     ENG_MISS_GONE,     /* the file is not there any more */
     ENG_MISS_IO,       /* it cannot be opened or read */
@@ -30,6 +34,17 @@ typedef enum {
 } eng_miss;
 
 const char *eng_miss_name(eng_miss m); /* "absent", ... */
+
+typedef struct {
+    uint32_t position; /* prompt tokens that agree with what is kept */
+    eng_miss why;      /* ENG_MISS_NONE: all of them did, or nothing was looked for */
+} eng_prefix_stop;
+
+/* Where a session's kept prefix stopped; of its own tenant's contexts alone. */
+eng_prefix_stop eng_session_miss(const eng_session *s);
+
+/* [any] How many sessions stopped for each reason; those whose whole prompt was kept at ENG_MISS_NONE. */
+void eng_prefix_stops(const eng_engine *e, uint64_t ret[ENG_MISS_COUNT]);
 
 typedef struct {
     const char *dir;          /* the state folder; made if it is not there, 0700 */

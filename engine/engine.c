@@ -294,6 +294,12 @@ void eng_stats_get(const eng_engine *e, eng_stats *ret)
     };
 }
 
+void eng_prefix_stops(const eng_engine *e, uint64_t ret[ENG_MISS_COUNT])
+{
+    for (int i = 0; i < ENG_MISS_COUNT; i++)
+        ret[i] = atomic_load(&e->counters.stops[i]);
+}
+
 static void settle_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;

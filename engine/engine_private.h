@@ -13,6 +13,7 @@ typedef struct {
     atomic_ullong hits, misses, prompt_tokens, cached_tokens, predicted_tokens, keys_held, keys_attended;
     atomic_ullong prompt_ns, predicted_ns, index_ns;
     atomic_ullong heartbeat;
+    atomic_ullong stops[ENG_MISS_COUNT]; /* of kept prefixes */
     atomic_ullong cache_bytes, index_bytes, segments, evictions, index_pending;
 } eng_counters;
 
@@ -58,9 +59,12 @@ void eng_disk_turn(eng_engine *e);
 
 void eng_disk_close(eng_engine *e);
 
-/* Looks for a longer prefix of ids[0, n) than the `have` tokens of *io_view. Returns its length; the view is that prefix's then, and *ret_read is how many
- * of its tokens were read from disk. */
-uint32_t eng_disk_find(eng_engine *e, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, const atomic_bool *cancel,
-                       eng_view *io_view, uint32_t *ret_read);
+/* Looks for a longer prefix than the `have` tokens of *io_view, which memory has. Returns its length; the view is that prefix's then, and *ret_read is how
+ * many of its tokens were read from disk. *io_stop: where and why memory's stops; then where and why both do. */
+uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
+                       eng_prefix_stop *io_stop);
+
+/* Whether what would have gone on at `position` was evicted. */
+bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position);
 
 #endif

@@ -7,12 +7,14 @@
 
 #include "clock.h"
 #include "sampler.h"
+#include "text.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <syslog.h>
 
 enum {
     SEAL_RUN = 2048,        /* generated tokens sealed at a time, once they have left the window */
@@ -26,6 +28,7 @@ struct eng_session {
     const atomic_bool *cancel;
     bool keep;
     uint64_t tenant;
+    eng_prefix_stop stop;
     int32_t *ids;               /* the prompt */
     uint32_t n_prompt, n_cached, n_read, room; /* n_read: of those cached, from disk */
     uint32_t n;                 /* tokens whose KV is there */
@@ -115,17 +118,49 @@ static int add_segments(eng_session *s)
     return 0;
 }
 
+/* Tokens [lo, hi) as text for a log line. */
+static const char *text_of(const eng_session *s, uint32_t lo, uint32_t hi, char *buf, size_t size)
+{
+    char raw[160];
+    size_t n = 0;
+    for (uint32_t i = lo; i < hi; i++) {
+        const char *text;
+        size_t len;
+        if (eng_token_text(s->e, s->ids[i], true, &text, &len) < 0 || len > sizeof raw - n)
+            break;
+        memcpy(raw + n, text, len);
+        n += len;
+    }
+    return eng_printable(raw, n, buf, size);
+}
+
+static void report_stop(const eng_session *s)
+{
+    enum { AROUND = 12 };
+    char before[128], after[128];
+    uint32_t at = s->stop.position, lo = at > AROUND ? at - AROUND : 0, hi = s->n_prompt - at > AROUND ? at + AROUND : s->n_prompt;
+    if (s->stop.why)
+        eng_log(s->e, LOG_DEBUG, "%u of %u prompt tokens are kept; at token %u, between \"%s\" and \"%s\", it stops: %s", s->n_cached, s->n_prompt, at,
+                text_of(s, lo, at, before, sizeof before), text_of(s, at, hi, after, sizeof after), eng_miss_name(s->stop.why));
+}
+
 /* A full hit computes its last token again, for its logits. */
 static int find_prefix(eng_session *s)
 {
-    bool exact = s->attention.mode == ENG_ATTN_FULL;
-    int64_t found = s->n_prompt > 1 ? eng_cache_find(s->e->cache, s->tenant, s->ids, s->n_prompt - 1, exact, &s->view) : 0;
+    eng_engine *e = s->e;
+    eng_prefix p = {s->tenant, s->ids, s->n_prompt - 1, s->attention.mode == ENG_ATTN_FULL};
+    int64_t found = eng_cache_find(e->cache, &p, &s->view, &s->stop);
     if (found < 0)
         return (int)found;
-    if (s->n_prompt > 1)
-        found = eng_disk_find(s->e, s->tenant, s->ids, s->n_prompt - 1, exact, (uint32_t)found, s->cancel, &s->view, &s->n_read);
+    if (s->stop.why)
+        found = eng_disk_find(e, &p, (uint32_t)found, s->cancel, &s->view, &s->n_read, &s->stop);
+    bool goes_on = s->stop.why == ENG_MISS_ABSENT || s->stop.why == ENG_MISS_END || s->stop.why == ENG_MISS_DIFFERS;
+    if (goes_on && (eng_cache_evicted(e->cache, &p, s->stop.position) || eng_disk_evicted(e, &p, s->stop.position)))
+        s->stop.why = ENG_MISS_EVICTED;
     s->n = s->n_cached = (uint32_t)found;
-    atomic_fetch_add(found ? &s->e->counters.hits : &s->e->counters.misses, 1);
+    atomic_fetch_add(found ? &e->counters.hits : &e->counters.misses, 1);
+    atomic_fetch_add(&e->counters.stops[s->stop.why], 1);
+    report_stop(s);
     return 0;
 }
 
@@ -412,6 +447,11 @@ void eng_session_timings(const eng_session *s, eng_timings *ret)
         .n_flat = c->n_flat - c0->n_flat,
         .mode = s->attention.mode,
     };
+}
+
+eng_prefix_stop eng_session_miss(const eng_session *s)
+{
+    return s->stop;
 }
 
 /* Keeps what the prompt got to before a cancel, cut to what is there. */

@@ -40,6 +40,10 @@ void srv_answer_timings(const srv_job *j, srv_buf *out)
 {
     const eng_timings *t = &j->timings;
     srv_buf_printf(out, ",\"timings\":{\"cache_n\":%u,\"disk_n\":%u", t->cache_n, t->disk_n);
+    if (j->miss.why)
+        srv_buf_printf(out, ",\"cache_miss\":{\"position\":%u,\"reason\":\"%s\"}", j->miss.position, eng_miss_name(j->miss.why));
+    else
+        srv_buf_puts(out, ",\"cache_miss\":null");
     write_rate("prompt", t->prompt_n, t->prompt_ms, out);
     write_rate("predicted", t->predicted_n, t->predicted_ms, out);
     srv_buf_printf(out,

@@ -6,6 +6,7 @@
 #ifndef RETRIEVALD_SERVER_API_H
 #define RETRIEVALD_SERVER_API_H
 
+#include "contexts.h"
 #include "json.h"
 #include "server.h"
 #include "template.h"
@@ -97,6 +98,7 @@ struct srv_job {
     /* written by the engine thread before it finishes the job */
     srv_end end;
     eng_timings timings;
+    eng_prefix_stop miss;
 
     /* the loop's */
     void *owner; /* the connection; NULL when the client went away */

@@ -1,5 +1,4 @@
 /* GET /metrics: Prometheus text. Names are llama-server's where the meaning is the same. */
-#include "contexts.h"
 #include "http.h"
 
 /* jemalloc's, when the program is linked with it. */
@@ -55,6 +54,16 @@ static void engine(srv_buf *b, const eng_stats *s)
     metric(b, "counter", "retrievald_keys_attended_total", "Keys read of those.", (double)s->keys_attended);
 }
 
+static void stops(srv_buf *b, const eng_engine *e)
+{
+    uint64_t n[ENG_MISS_COUNT];
+    eng_prefix_stops(e, n);
+    srv_buf_puts(b, "# HELP retrievald_cache_stops_total Requests by why what is kept of their prompt ends where it does; none: all of it was kept.\n"
+                    "# TYPE retrievald_cache_stops_total counter\n");
+    for (int i = 0; i < ENG_MISS_COUNT; i++)
+        srv_buf_printf(b, "retrievald_cache_stops_total{reason=\"%s\"} %llu\n", eng_miss_name((eng_miss)i), (unsigned long long)n[i]);
+}
+
 static void disk(srv_buf *b, const eng_disk_stats *s)
 {
     metric(b, "gauge", "retrievald_disk_bytes", "Bytes of contexts on disk.", (double)s->bytes);
@@ -65,7 +74,8 @@ static void disk(srv_buf *b, const eng_disk_stats *s)
     srv_buf_puts(b, "# HELP retrievald_disk_misses_total Requests without a kept prefix in memory or on disk, and files that could not be used, by reason.\n"
                     "# TYPE retrievald_disk_misses_total counter\n");
     for (int i = ENG_MISS_NONE + 1; i < ENG_MISS_COUNT; i++)
-        srv_buf_printf(b, "retrievald_disk_misses_total{reason=\"%s\"} %llu\n", eng_miss_name((eng_miss)i), (unsigned long long)s->misses[i]);
+        if (i == ENG_MISS_ABSENT || i >= ENG_MISS_SHORT)
+            srv_buf_printf(b, "retrievald_disk_misses_total{reason=\"%s\"} %llu\n", eng_miss_name((eng_miss)i), (unsigned long long)s->misses[i]);
     metric(b, "counter", "retrievald_disk_evictions_total", "Segments removed from disk for room.", (double)s->evictions);
     metric(b, "counter", "retrievald_disk_saves_total", "Segments written to disk.", (double)s->saves);
     metric(b, "counter", "retrievald_disk_save_failures_total", "Segments that could not be written.", (double)s->save_failures);
@@ -86,6 +96,7 @@ void srv_metrics(srv_server *s, srv_conn *c)
     eng_disk_stats_get(s->app.engine, &disk_stats);
     srv_queue_depth(&s->queue, &waiting, &running);
     engine(b, &stats);
+    stops(b, s->app.engine);
     disk(b, &disk_stats);
     metric(b, "gauge", "llamacpp:requests_processing", "Requests running.", running);
     metric(b, "gauge", "llamacpp:requests_deferred", "Requests waiting.", waiting);

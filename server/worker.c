@@ -1,7 +1,6 @@
 #include "worker.h"
 
 #include "cmd_common.h"
-#include "contexts.h"
 #include "log.h"
 #include "textout.h"
 
@@ -227,8 +226,10 @@ static void run_job(srv_worker *w, srv_job *j)
     if (rc == 0)
         rc = decode(&r, s);
     set_end(j, rc, err);
-    if (s)
+    if (s) {
         eng_session_timings(s, &j->timings);
+        j->miss = eng_session_miss(s);
+    }
     /* The answer goes out before the session is stored: nobody waits for that. */
     atomic_store(&w->app->sealing, true);
     srv_queue_finish(w->queue, j);

@@ -153,6 +153,71 @@ START_TEST(small_budgets)
 }
 END_TEST
 
+/* Opens a session for its look-up alone. */
+static eng_prefix_stop stop_of(eng_engine *e, eng_request q)
+{
+    char err[256];
+    eng_session *s;
+    ck_assert_int_eq(eng_session_open(e, &q, &s, err, sizeof err), 0);
+    eng_prefix_stop stop = eng_session_miss(s);
+    eng_session_close(s);
+    return stop;
+}
+
+static void check_stop(eng_engine *e, eng_request q, uint32_t position, eng_miss why)
+{
+    eng_prefix_stop stop = stop_of(e, q);
+    ck_assert_msg(stop.position == position && stop.why == why, "prompt of %zu: stopped at %u: %s; expected %u: %s", q.n_ids, stop.position, eng_miss_name(stop.why), position,
+                  eng_miss_name(why));
+}
+
+/* Where and why a prompt's kept prefix ends, from memory, from disk, and without either. */
+START_TEST(where_prefixes_stop)
+{
+    enum { BIG = 1 << 30, N = 2500, OUT = 30 };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG);
+    t_rng r = t_seed(36);
+    int32_t ids[N + 600], other[N + 600];
+    random_ids(e, &r, ids, N + 600);
+    check_stop(e, request(ids, N, ENG_ATTN_AUTO), 0, ENG_MISS_ABSENT);
+    answer(e, request(ids, N, ENG_ATTN_AUTO), ids + N, OUT, NULL);
+    rest(e);
+    eng_stats st;
+    eng_stats_get(e, &st);
+    size_t room = st.cache_bytes * 3 / 2; /* for one such context */
+    for (int round = 0; round < 2; round++) { /* the second time from disk */
+        check_stop(e, request(ids, N, ENG_ATTN_FULL), N - 1, ENG_MISS_NONE);
+        check_stop(e, request(ids, N + 500, ENG_ATTN_AUTO), N + OUT - 1, ENG_MISS_END);
+        check_stop(e, request(ids, N + 500, ENG_ATTN_FULL), N, ENG_MISS_INEXACT);
+        memcpy(other, ids, sizeof ids);
+        other[1777] = ids[1777] == 7 ? 8 : 7;
+        check_stop(e, request(other, N, ENG_ATTN_AUTO), 1777, ENG_MISS_DIFFERS);
+        other[40] = ids[40] == 7 ? 8 : 7;
+        check_stop(e, request(other, N, ENG_ATTN_AUTO), 40, ENG_MISS_ABSENT);
+        eng_request theirs = request(ids, N, ENG_ATTN_AUTO);
+        theirs.tenant = 5;
+        check_stop(e, theirs, 0, ENG_MISS_ABSENT);
+        rest(e);
+        eng_close(e);
+        e = open_disk(BIG, BIG);
+    }
+    uint64_t stops[ENG_MISS_COUNT];
+    check_stop(e, request(ids, 150, ENG_ATTN_AUTO), 149, ENG_MISS_SHORT); /* a small part of a file */
+    check_stop(e, request(other, N, ENG_ATTN_AUTO), 40, ENG_MISS_ABSENT);
+    eng_prefix_stops(e, stops);
+    ck_assert(stops[ENG_MISS_SHORT] == 1 && stops[ENG_MISS_ABSENT] == 1 && stops[ENG_MISS_NONE] == 0);
+    eng_close(e);
+    e = open_tiny(room, 2, false);
+    answer(e, request(ids, N, ENG_ATTN_AUTO), ids + N, OUT, NULL);
+    random_ids(e, &r, other, N);
+    for (int i = 0; i < 3; i++)
+        answer(e, request(other, N, ENG_ATTN_AUTO), other + N, OUT, NULL);
+    check_stop(e, request(ids, N, ENG_ATTN_AUTO), 0, ENG_MISS_EVICTED);
+    eng_close(e);
+}
+END_TEST
+
 /* Damages one file, the catalog, or nothing. */
 static void damage(t_rng *r)
 {
@@ -281,6 +346,7 @@ int main(void)
     tcase_add_test(c, restart_is_warm);
     tcase_add_test(c, conversations_go_on);
     tcase_add_test(c, small_budgets);
+    tcase_add_test(c, where_prefixes_stop);
     tcase_add_test(c, any_history);
     suite_add_tcase(s, c);
     int status = t_run(s);

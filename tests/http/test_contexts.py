@@ -41,19 +41,24 @@ def test_second_question_after_a_restart(kept, end, tmp_path):
     """The answer from a context on disk is the cold one."""
     daemon = kept()
     first = chat(daemon, ask("On which shelf is item 7?"), **OPTIONS)
+    assert first["timings"]["cache_miss"] == {"position": 0, "reason": "absent"}
     assert first["timings"]["disk_n"] == 0
     if end == signal.SIGKILL:
         until(lambda: resting(daemon), 300)
     daemon.stop(end)
-    daemon = kept()
+    daemon = kept("--log-level", "debug")
     warm = chat(daemon, ask("In which room is item 11?"), **OPTIONS)
     again = chat(daemon, ask("In which room is item 11?"), **OPTIONS)
+    assert warm["timings"]["cache_miss"] == {"position": warm["timings"]["cache_n"], "reason": "differs"}
+    assert again["timings"]["cache_miss"] is None
     cold = chat(daemon, ask("In which room is item 11?"), cache_prompt=False, **OPTIONS)
     assert warm["timings"]["disk_n"] == warm["timings"]["cache_n"] > 1000
     assert again["timings"]["disk_n"] == 0 and again["timings"]["cache_n"] > warm["timings"]["cache_n"]
     assert cold["timings"]["cache_n"] == 0
     assert warm["choices"] == cold["choices"] == again["choices"]
+    assert any("it stops: differs" in line and "In which room is item 11" in line.split('and "')[1] for line in daemon.lines)
     m = daemon.metrics()
+    assert m['retrievald_cache_stops_total{reason="differs"}'] == m['retrievald_cache_stops_total{reason="none"}'] == 1
     assert m["retrievald_disk_hits_total"] == 1 and m["retrievald_disk_loaded_bytes_total"] > 0 and m["retrievald_disk_bytes"] > 0
     for path in pathlib.Path(tmp_path / "state").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
@@ -102,6 +107,7 @@ def test_damaged_file(kept, tmp_path):
         f.write(bytes([byte[0] ^ 1]))
     daemon = kept()
     second = chat(daemon, ask("On which shelf is item 8?"), **OPTIONS)
+    assert second["timings"]["cache_miss"] == {"position": 0, "reason": "checksum"}
     assert second["timings"]["cache_n"] == 0 and second["choices"] == first["choices"]
     assert daemon.metrics()['retrievald_disk_misses_total{reason="checksum"}'] == 1
     until(lambda: any("checksum" in line for line in daemon.lines))

@@ -48,7 +48,7 @@ def test_timings(fake):
     assert t["predicted_n"] == 6 and t["predicted_ms"] == 3.0
     assert t["predicted_per_token_ms"] == 0.5 and t["predicted_per_second"] == 2000.0
     assert t["prompt_ms"] == 1.0 and t["prompt_per_second"] == pytest.approx(t["prompt_n"] * 1000)
-    assert set(t) == {"cache_n", "disk_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms",
+    assert set(t) == {"cache_n", "disk_n", "cache_miss", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms",
                       "predicted_per_token_ms", "predicted_per_second", "index_ms", "keys_held", "keys_attended", "retrieved", "probed",
                       "estimated", "attention", "n_graph", "n_flat"}  # fmt: skip
 

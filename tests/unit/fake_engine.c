@@ -49,6 +49,7 @@ struct eng_session {
     uint32_t n_said;
     bool fail_prefill, fail_decode, pace;
     eng_timings timings;
+    eng_prefix_stop stop;
 };
 
 static void nap(void)
@@ -174,8 +175,7 @@ void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret)
 
 const char *eng_miss_name(eng_miss m)
 {
-    (void)m;
-    return "none";
+    return m == ENG_MISS_ABSENT ? "absent" : m == ENG_MISS_DIFFERS ? "differs" : "other";
 }
 
 void eng_stats_get(const eng_engine *e, eng_stats *ret)
@@ -320,6 +320,8 @@ int eng_session_open(eng_engine *e, const eng_request *r, eng_session **ret, cha
         s->n_cached++;
     if (s->n_cached < MIN_PREFIX)
         s->n_cached = 0;
+    if (r->cache_prompt && s->n_cached + 1 < s->n_prompt)
+        s->stop = (eng_prefix_stop){(uint32_t)s->n_cached, s->n_cached ? ENG_MISS_DIFFERS : ENG_MISS_ABSENT};
     e->hits += s->n_cached > 0;
     e->misses += s->n_cached == 0;
     *ret = s;
@@ -410,6 +412,17 @@ void eng_session_timings(const eng_session *s, eng_timings *ret)
     *ret = s->timings;
     ret->keys_held = (double)s->n_ids;
     ret->keys_attended = (double)s->n_ids;
+}
+
+eng_prefix_stop eng_session_miss(const eng_session *s)
+{
+    return s->stop;
+}
+
+void eng_prefix_stops(const eng_engine *e, uint64_t ret[ENG_MISS_COUNT])
+{
+    (void)e;
+    memset(ret, 0, ENG_MISS_COUNT * sizeof(*ret));
 }
 
 void eng_session_close(eng_session *s)

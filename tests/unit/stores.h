@@ -80,12 +80,19 @@ static inline void t_store_reopen(t_store *t, uint64_t limit)
     t_store_open(t, limit);
 }
 
+static inline eng_miss t_store_find(t_store *t, uint64_t tenant, const int32_t *ids, uint32_t n, bool exact_only, uint32_t have, eng_store_chain *ret)
+{
+    eng_prefix p = {tenant, ids, n, exact_only};
+    eng_prefix_stop stop;
+    return eng_store_find(t->store, &p, have, ret, &stop);
+}
+
 /* Length of what was found and could be read of ids[0, n); the rows are checked. */
 static inline uint32_t t_store_read(t_store *t, const int32_t *ids, uint32_t n, bool exact_only)
 {
     eng_store_chain c = {0};
     eng_segment_reader reader = {.pool = t->pool};
-    if (eng_store_find(t->store, 0, ids, n, exact_only, 0, &c))
+    if (t_store_find(t, 0, ids, n, exact_only, 0, &c))
         return 0;
     eng_view v = {0};
     eng_segment *parent = NULL;

@@ -5,6 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int64_t find(eng_cache *c, const int32_t *ids, uint32_t n, bool exact_only, eng_view *view)
+{
+    eng_prefix p = {0, ids, n, exact_only};
+    eng_prefix_stop stop;
+    return eng_cache_find(c, &p, view, &stop);
+}
+
 START_TEST(copy_and_shift)
 {
     int32_t ids[100];
@@ -76,7 +83,7 @@ START_TEST(find_longest_prefix)
             if (best < ENG_CACHE_MIN_PREFIX)
                 best = 0;
             eng_view v = {0};
-            int64_t got = eng_cache_find(c, 0, ids, n, exact_only, &v);
+            int64_t got = find(c, ids, n, exact_only, &v);
             ck_assert_int_eq(got, best);
             for (uint32_t i = 0; i < v.n_spans; i++) {
                 ck_assert_uint_eq(v.spans[i].lo, i ? v.spans[i - 1].hi : 0);
@@ -116,10 +123,10 @@ START_TEST(budget_and_pins)
         if (round % 50 == 0) { /* pin the newest, drop the last pin */
             eng_view_done(&used);
             memcpy(used_ids, ids, sizeof ids);
-            ck_assert_int_eq(eng_cache_find(c, 0, ids, 200, true, &used), 200);
+            ck_assert_int_eq(find(c, ids, 200, true, &used), 200);
         }
         eng_view again = {0};
-        ck_assert_int_eq(eng_cache_find(c, 0, used_ids, 200, true, &again), 200);
+        ck_assert_int_eq(find(c, used_ids, 200, true, &again), 200);
         eng_view_done(&again);
     }
     ck_assert_uint_eq(eng_cache_info_get(c).segments, 10);
@@ -152,7 +159,7 @@ START_TEST(least_recently_used_first)
             eng_view v = {0};
             for (int j = 0; j < 200; j++)
                 ids[j] = 1;
-            ck_assert_int_eq(eng_cache_find(c, 0, ids, 200, true, &v), 200);
+            ck_assert_int_eq(find(c, ids, 200, true, &v), 200);
             eng_view_done(&v);
         }
     }
@@ -160,7 +167,7 @@ START_TEST(least_recently_used_first)
         eng_view v = {0};
         for (int j = 0; j < 200; j++)
             ids[j] = i;
-        ck_assert_int_eq(eng_cache_find(c, 0, ids, 200, true, &v), i == 2 ? 0 : 200);
+        ck_assert_int_eq(find(c, ids, 200, true, &v), i == 2 ? 0 : 200);
         eng_view_done(&v);
     }
     eng_cache_free(c);

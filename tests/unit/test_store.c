@@ -66,9 +66,9 @@ START_TEST(survives_a_restart)
         eng_store_chain c = {0};
         eng_segment *s;
         eng_segment_reader reader = {.pool = t.pool};
-        ck_assert_int_eq(eng_store_find(t.store, 0, a, N, false, N - ENG_CACHE_MIN_PREFIX + 1, &c), ENG_MISS_ABSENT); /* hardly more than is had */
-        ck_assert_int_eq(eng_store_find(t.store, 0, a, 700, false, 0, &c), ENG_MISS_SHORT);                           /* a small part of a file */
-        ck_assert_int_eq(eng_store_find(t.store, 0, a, N, false, 0, &c), ENG_MISS_NONE);
+        ck_assert_int_eq(t_store_find(&t, 0, a, N, false, N - ENG_CACHE_MIN_PREFIX + 1, &c), ENG_MISS_ABSENT); /* hardly more than is had */
+        ck_assert_int_eq(t_store_find(&t, 0, a, 700, false, 0, &c), ENG_MISS_SHORT);                           /* a small part of a file */
+        ck_assert_int_eq(t_store_find(&t, 0, a, N, false, 0, &c), ENG_MISS_NONE);
         ck_assert_uint_eq(c.n, 1);
         ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
         ck_assert(eng_segment_coded(s));
@@ -122,14 +122,14 @@ START_TEST(tenants)
         eng_store_flush(t.store);
         for (uint64_t tenant = 10; tenant < 13; tenant++) {
             eng_store_chain c = {0};
-            ck_assert_int_eq(eng_store_find(t.store, tenant, ids, 600, false, 0, &c), tenant == 11 ? ENG_MISS_NONE : ENG_MISS_ABSENT);
+            ck_assert_int_eq(t_store_find(&t, tenant, ids, 600, false, 0, &c), tenant == 11 ? ENG_MISS_NONE : ENG_MISS_ABSENT);
             ck_assert_uint_eq(c.length, tenant == 11 ? 200 : 0);
             free(c.links);
         }
         eng_store_chain c = {0};
         eng_segment_reader reader = {.pool = t.pool};
         eng_segment *s;
-        ck_assert_int_eq(eng_store_find(t.store, two->tenant, ids, 600, false, 0, &c), ENG_MISS_NONE);
+        ck_assert_int_eq(t_store_find(&t, two->tenant, ids, 600, false, 0, &c), ENG_MISS_NONE);
         ck_assert(c.n == 2 && c.length == 600);
         ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
         ck_assert(s->tenant == two->tenant);
