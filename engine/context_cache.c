@@ -111,6 +111,12 @@ bool eng_cache_evicted(const eng_cache *c, const eng_prefix *p, uint32_t positio
     return eng_evicted_has(&c->evicted, p, position);
 }
 
+eng_segment *eng_cache_peek(eng_cache *c, const eng_prefix *p)
+{
+    eng_segment *s = longest(c, p);
+    return s && s->match >= ENG_CACHE_MIN_PREFIX ? s : NULL;
+}
+
 bool eng_cache_make_room(eng_cache *c, size_t bytes)
 {
     while (c->bytes + bytes > c->limit) {

@@ -21,6 +21,9 @@ int64_t eng_cache_find(eng_cache *c, const eng_prefix *p, eng_view *view, eng_pr
 /* Whether what would have gone on at `position` was evicted. */
 bool eng_cache_evicted(const eng_cache *c, const eng_prefix *p, uint32_t position);
 
+/* The segment where that prefix ends, after `match` tokens; it does not count as a use. NULL: none. */
+eng_segment *eng_cache_peek(eng_cache *c, const eng_prefix *p);
+
 /* Evicts until `bytes` more would fit beside what is kept; in-use segments stay. Returns whether they fit. */
 bool eng_cache_make_room(eng_cache *c, size_t bytes);
 

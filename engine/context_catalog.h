@@ -29,4 +29,22 @@ int eng_catalog_touch(eng_catalog *c, const eng_segment_id *id, uint64_t used, u
 int eng_catalog_begin(eng_catalog *c);
 int eng_catalog_commit(eng_catalog *c);
 
+/* A named context (contexts.h). */
+typedef struct {
+    uint64_t tenant, model;
+    const char *name;
+    eng_context_content content;
+    bool pinned;
+    int64_t created, expires, used;
+    uint64_t hits;
+} eng_catalog_name;
+
+/* All names that can be read and have their checksum: also of a catalog that was damaged or of another version, as they were before it was made anew. */
+int eng_catalog_each_name(eng_catalog *c, int (*row)(void *ctx, const eng_catalog_name *r), void *ctx);
+
+/* As those of segments; old: the row of this name, if it is not empty or the same, goes at once. */
+int eng_catalog_put_name(eng_catalog *c, const eng_catalog_name *r, const char *old);
+int eng_catalog_remove_name(eng_catalog *c, uint64_t tenant, uint64_t model, const char *name);
+int eng_catalog_touch_name(eng_catalog *c, const eng_catalog_name *r); /* used and hits */
+
 #endif

@@ -165,12 +165,41 @@ eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix
     return best;
 }
 
+void eng_mirror_trace(eng_mirror *m, const eng_prefix *p)
+{
+    for (uint32_t i = 0; i < m->n; i++) {
+        eng_mirror_entry *e = m->entries[i];
+        uint32_t start = e->head.start, end = start + e->head.n < p->n ? start + e->head.n : p->n;
+        e->match = -1;
+        if (e->head.tenant == p->tenant && start < p->n && (!e->parent || e->parent->match >= (int64_t)start) &&
+            !memcmp(e->ids, p->ids + start, (size_t)(end - start) * sizeof *p->ids))
+            e->match = end;
+    }
+}
+
+static bool is_below(const eng_mirror_entry *e, const eng_mirror_entry *above)
+{
+    while (e && e != above)
+        e = e->parent;
+    return e;
+}
+
+bool eng_mirror_condemn(eng_mirror *m, eng_mirror_entry *e)
+{
+    for (uint32_t i = 0; i < m->n; i++)
+        if ((m->entries[i]->named || m->entries[i]->pins) && is_below(m->entries[i], e))
+            return false;
+    for (uint32_t i = 0; i < m->n; i++)
+        m->entries[i]->unusable = m->entries[i]->unusable || is_below(m->entries[i], e);
+    return true;
+}
+
 eng_mirror_entry *eng_mirror_victim(const eng_mirror *m)
 {
     eng_mirror_entry *victim = NULL;
     for (uint32_t i = 0; i < m->n; i++) {
         eng_mirror_entry *e = m->entries[i];
-        if (!e->children && !e->pins && (!victim || e->used < victim->used))
+        if (!e->children && !e->pins && !e->named && (!victim || e->used < victim->used))
             victim = e;
     }
     return victim;

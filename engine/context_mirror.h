@@ -16,6 +16,7 @@ struct eng_mirror_entry {
     bool ours;      /* of this model and these types: prompts may find it */
     bool unusable;  /* prompts do not find it any more */
     bool touched;   /* used and hits are newer than the catalog's */
+    bool named;     /* scratch of evicting: a named context needs it */
     uint64_t used, hits;
     int64_t match;  /* scratch of a look-up, as in eng_segment */
 };
@@ -40,10 +41,17 @@ void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e); /* without children 
  * it become the last used. */
 eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix_stop *ret);
 
-/* The least recently used entry that may go: no child, no pin. NULL: none. */
+/* Sets `match` of each of the tenant's entries that holds tokens of ids[0, n) and before them no others, of whatever model, exact or not: how many of
+ * ids there are up to its end; and -1 of all others. */
+void eng_mirror_trace(eng_mirror *m, const eng_prefix *p);
+
+/* The least recently used entry that may go: no child, no pin, not named. NULL: none. */
 eng_mirror_entry *eng_mirror_victim(const eng_mirror *m);
 
 /* Some entry below e, or e, that has no child. */
 eng_mirror_entry *eng_mirror_leaf(const eng_mirror *m, eng_mirror_entry *e);
+
+/* Makes e and all below it unusable, unless any of them is named or pinned. */
+bool eng_mirror_condemn(eng_mirror *m, eng_mirror_entry *e);
 
 #endif

@@ -46,12 +46,13 @@ struct eng_store {
     bool started;
     int last_failure; /* the store thread's: what was logged last */
     pthread_mutex_t lock;
-    pthread_cond_t more, idle;
+    pthread_cond_t more, idle, synced;
     /* guarded by lock */
     eng_mirror mirror;
     job_list queue, done;
     job *running;
     uint32_t in_flight; /* jobs queued or running */
+    uint64_t names_wanted, names_done; /* times that names were to be written, and were */
     bool stop;
     eng_disk_stats stats;
 };
@@ -121,7 +122,24 @@ static int forget_tree(eng_store *s, const eng_segment_id *id)
     }
 }
 
-/* Evicts until `bytes` more fit; not what the segment `parent` needs. -EFBIG, -ENOSPC: they cannot. */
+static void mark_tokens(void *ctx, const eng_prefix *p)
+{
+    eng_mirror *m = ctx;
+    eng_mirror_trace(m, p);
+    for (uint32_t i = 0; i < m->n; i++)
+        m->entries[i]->named = m->entries[i]->named || m->entries[i]->match >= 0;
+}
+
+/* With the lock held. */
+static void mark_named(eng_store *s)
+{
+    for (uint32_t i = 0; i < s->mirror.n; i++)
+        s->mirror.entries[i]->named = false;
+    if (s->p.names)
+        eng_names_each(s->p.names, mark_tokens, &s->mirror);
+}
+
+/* Evicts until `bytes` more fit; not what names need, nor what the segment `parent` needs. -EFBIG, -ENOSPC: they cannot. */
 static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent)
 {
     int r = bytes > s->p.disk.limit ? -EFBIG : 0;
@@ -129,6 +147,8 @@ static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent)
     eng_mirror_entry *chain = eng_mirror_get(&s->mirror, parent);
     for (eng_mirror_entry *e = chain; e; e = e->parent)
         e->pins++;
+    if (r == 0 && s->mirror.bytes + bytes > s->p.disk.limit)
+        mark_named(s);
     while (r == 0 && s->mirror.bytes + bytes > s->p.disk.limit) {
         eng_mirror_entry *victim = eng_mirror_victim(&s->mirror);
         if (victim) {
@@ -145,6 +165,40 @@ static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent)
     pthread_mutex_unlock(&s->lock);
     uint64_t space = eng_folder_free(&s->folder);
     return r == 0 && (space < bytes || space - bytes < s->p.disk.keep_free) ? -ENOSPC : r;
+}
+
+/* The last entry of a name's that holds no other tokens than its own. With the lock held. */
+static eng_mirror_entry *last_within(eng_store *s, const eng_prefix *p)
+{
+    eng_mirror_entry *last = NULL;
+    eng_mirror_trace(&s->mirror, p);
+    for (uint32_t i = 0; i < s->mirror.n; i++) {
+        eng_mirror_entry *e = s->mirror.entries[i];
+        if (!e->unusable && e->match == (int64_t)e->head.start + e->head.n && (!last || e->match > last->match))
+            last = e;
+    }
+    return last;
+}
+
+/* A name is gone: so are its last segments with all that goes on from there, and those before them that lead nowhere else, as far as no other name
+ * needs them. */
+static void drop_name(void *ctx, const eng_prefix *p)
+{
+    eng_store *s = ctx;
+    int64_t end = -1;
+    for (;;) {
+        eng_segment_id id;
+        pthread_mutex_lock(&s->lock);
+        mark_named(s);
+        eng_mirror_entry *e = last_within(s, p);
+        end = end < 0 && e ? e->match : end;
+        bool goes = e && (e->match == end || !e->children) && eng_mirror_condemn(&s->mirror, e);
+        if (goes)
+            id = e->head.id;
+        pthread_mutex_unlock(&s->lock);
+        if (!goes || forget_tree(s, &id) < 0)
+            return;
+    }
 }
 
 /* ---- the store thread: writing ------------------------------------------------------------------------------------- */
@@ -224,13 +278,28 @@ static void write_touched(eng_store *s)
     eng_catalog_commit(s->catalog);
 }
 
+static void write_names(eng_store *s)
+{
+    if (s->p.names)
+        eng_names_write(s->p.names, s->catalog, drop_name, s);
+}
+
 static void *store_main(void *arg)
 {
     eng_store *s = arg;
     eng_pool_unbind(s->p.pool);
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     pthread_mutex_lock(&s->lock);
-    while (s->queue.first || !s->stop) {
+    while (s->queue.first || !s->stop || s->names_done != s->names_wanted) {
+        if (s->names_done != s->names_wanted) {
+            uint64_t now_written = s->names_wanted;
+            pthread_mutex_unlock(&s->lock);
+            write_names(s);
+            pthread_mutex_lock(&s->lock);
+            s->names_done = now_written;
+            pthread_cond_broadcast(&s->synced);
+            continue;
+        }
         if (!s->queue.first) {
             pthread_cond_wait(&s->more, &s->lock);
             continue;
@@ -244,6 +313,7 @@ static void *store_main(void *arg)
             j->result = forget_tree(s, &j->head.id);
         }
         write_touched(s);
+        write_names(s);
         pthread_mutex_lock(&s->lock);
         s->stats.save_failures += j->seg && j->result < 0;
         push(&s->done, j);
@@ -253,12 +323,18 @@ static void *store_main(void *arg)
     }
     pthread_mutex_unlock(&s->lock);
     write_touched(s);
+    write_names(s);
     return NULL;
 }
 
 /* ---- open and close ---------------------------------------------------------------------------------------------- */
 
-/* Catalog and mirror, from what is there. */
+static int load_name(void *ctx, const eng_catalog_name *row)
+{
+    return eng_names_load(ctx, row);
+}
+
+/* Catalog, names and mirror, from what is there. */
 static int open_catalog(eng_store *s, char *err, size_t errlen)
 {
     char path[PATH_MAX + 16];
@@ -279,6 +355,8 @@ static int open_catalog(eng_store *s, char *err, size_t errlen)
         eng_mirror_done(&s->mirror);
         anew = true;
     }
+    if (r == 0 && s->p.names)
+        r = eng_catalog_each_name(s->catalog, load_name, s->p.names);
     if (r == 0 && is_new && s->mirror.n)
         store_log(s, LOG_WARNING, "the catalog of kept contexts was lost or damaged; it is made again from %u files", s->mirror.n);
     return r < 0 ? eng_fail(err, errlen, r, "%s: %s", path, strerror(-r)) : 0;
@@ -307,6 +385,7 @@ int eng_store_open(const eng_store_params *p, eng_store **ret, char *err, size_t
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->more, NULL);
     pthread_cond_init(&s->idle, NULL);
+    pthread_cond_init(&s->synced, NULL);
     int r = open_store(s, err, errlen);
     if (r < 0)
         eng_store_close(s);
@@ -330,6 +409,7 @@ void eng_store_close(eng_store *s)
     eng_catalog_close(s->catalog);
     eng_folder_done(&s->folder);
     eng_mirror_done(&s->mirror);
+    pthread_cond_destroy(&s->synced);
     pthread_cond_destroy(&s->idle);
     pthread_cond_destroy(&s->more);
     pthread_mutex_destroy(&s->lock);
@@ -560,6 +640,34 @@ eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segmen
     if (why)
         give_up(s, id, why, err);
     return why;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+void eng_store_sync_names(eng_store *s, bool wait)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t ticket = ++s->names_wanted;
+    pthread_cond_signal(&s->more);
+    while (wait && s->names_done < ticket)
+        pthread_cond_wait(&s->synced, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void eng_store_residence(eng_store *s, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes)
+{
+    *ret_tokens = 0;
+    *ret_bytes = 0;
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_trace(&s->mirror, p);
+    for (uint32_t i = 0; i < s->mirror.n; i++) {
+        const eng_mirror_entry *e = s->mirror.entries[i];
+        if (e->match < 0 || !e->ours || e->unusable)
+            continue;
+        *ret_tokens = e->match > *ret_tokens ? (uint32_t)e->match : *ret_tokens;
+        *ret_bytes += e->head.bytes;
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* ---- numbers ------------------------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #ifndef RETRIEVALD_CONTEXT_STORE_H
 #define RETRIEVALD_CONTEXT_STORE_H
 
+#include "context_names.h"
 #include "prefix.h"
 #include "segment_file.h"
 
@@ -16,6 +17,7 @@ typedef struct eng_store eng_store;
 typedef struct {
     eng_disk_params disk;
     eng_segment_owner owner;
+    eng_names *names;     /* NULL: none. Filled from the catalog */
     const eng_pool *pool; /* whose maker opens the store: its cores are not the store thread's only ones */
     void (*log)(void *ctx, int level, const char *text); /* from both threads; NULL: silent */
     void *log_ctx;
@@ -59,6 +61,12 @@ bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position);
  * eng_store_size. */
 eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret);
 size_t eng_store_size(eng_store *s, const eng_segment_id *id);
+
+/* Names, from any thread: has the catalog brought up to date, before what else is queued; wait: until it is. */
+void eng_store_sync_names(eng_store *s, bool wait);
+
+/* What of these tokens prompts would find. */
+void eng_store_residence(eng_store *s, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes);
 
 /* Counts a request. */
 void eng_store_count_hit(eng_store *s);

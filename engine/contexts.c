@@ -32,6 +32,12 @@ const char *eng_miss_name(eng_miss m)
     return miss_names[m];
 }
 
+static void sync_names(void *ctx, bool wait)
+{
+    eng_disk *d = ctx;
+    eng_store_sync_names(d->store, wait);
+}
+
 int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t errlen)
 {
     eng_disk *d = calloc(1, sizeof *d);
@@ -41,14 +47,16 @@ int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t err
     }
     /* Levels of kernels round otherwise: what one computed is not exact for another. */
     uint64_t fingerprint = XXH3_64bits_withSeed(e->info.cpu, strlen(e->info.cpu), e->info.fingerprint);
-    eng_store_params sp = {.disk = *p, .owner = {.fingerprint = fingerprint, .shape = &e->shape}, .pool = e->pool,
+    eng_store_params sp = {.disk = *p, .owner = {.fingerprint = fingerprint, .shape = &e->shape}, .names = e->names, .pool = e->pool,
                            .log = e->params.log, .log_ctx = e->params.log_ctx};
     int r = eng_store_open(&sp, &d->store, err, errlen);
-    if (r < 0)
+    if (r < 0) {
         free(d);
-    else
-        e->disk = d;
-    return r;
+        return r;
+    }
+    e->disk = d;
+    eng_named_backed(e, p, sync_names, d);
+    return 0;
 }
 
 /* ---- saving -------------------------------------------------------------------------------------------------------- */
@@ -193,6 +201,28 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const 
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position)
 {
     return e->disk && eng_store_evicted(e->disk->store, p, position);
+}
+
+void eng_disk_warm(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *stop)
+{
+    eng_store_chain chain = {0};
+    eng_prefix_stop where;
+    eng_view view = {0};
+    eng_miss failed = ENG_MISS_NONE;
+    uint32_t read = 0;
+    if (!e->disk || eng_store_find(e->disk->store, p, have, &chain, &where))
+        return;
+    view_chain(e, &chain, stop, &view, &read, &failed);
+    eng_view_done(&view);
+    free(chain.links);
+}
+
+void eng_disk_residence(const eng_engine *e, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes)
+{
+    *ret_tokens = 0;
+    *ret_bytes = 0;
+    if (e->disk)
+        eng_store_residence(e->disk->store, p, ret_tokens, ret_bytes);
 }
 
 void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret)

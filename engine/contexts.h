@@ -1,4 +1,4 @@
-/* Contexts that last: the disk tier of the context cache. Public, beside engine.h; threads and errors as there.
+/* Contexts that last: the disk tier of the context cache, and names. Public, beside engine.h; threads and errors as there.
  *
  * What sessions leave is written behind their answers, a file a segment, by a thread of its own; a prompt that begins like a kept one is
  * looked for in memory, then here. A file that cannot be used, for whatever reason, costs its tokens' prefill and no more.
@@ -69,5 +69,77 @@ typedef struct {
 
 /* [any] All zero without a disk tier. */
 void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret);
+
+/* ---- names ------------------------------------------------------------------------------------------------------ *
+ * A name stands for tokens: a tenant's, of this model. While it lives, what is on disk of these tokens is not evicted; nor is, of a pinned one, what is
+ * in memory. It lives until its time or its removal; what only it needed goes from disk with it, once nobody uses it any more. Names outlast the program
+ * where there is a disk tier, and have the catalog as their only place: one that is lost, and not only damaged, takes them along.
+ * All of these may be called from any thread; those marked [waits] write to disk before they return. */
+
+enum { ENG_NAME_MAX = 64, ENG_NAMES_MAX = 1024 }; /* bytes of a name; names */
+
+typedef enum { ENG_SOURCE_TOKENS, ENG_SOURCE_TEXT, ENG_SOURCE_MESSAGES } eng_source;
+
+typedef struct {
+    eng_source kind;
+    const char *source; /* what the caller made the tokens from, for the caller's own use */
+    size_t source_len, rendered;
+    const int32_t *ids;
+    size_t n_ids;
+} eng_context_content;
+
+typedef struct {
+    uint64_t tenant;
+    const char *name;
+    int64_t ttl; /* seconds; 0: for ever */
+    bool pinned, replace;
+    eng_context_content content; /* copied */
+} eng_context_params;
+
+typedef struct eng_context eng_context; /* a named context in use: it does not go before it is released */
+
+/* [waits] Makes a name; its tokens are the caller's to compute (a session with cache_prompt). -EINVAL: no name; -EEXIST, unless it is to be replaced;
+ * -ENOSPC: the budgets of memory (pinned) or disk, or the room for names, do not allow it; -EIO and so on: it could not be written. */
+int eng_context_make(eng_engine *e, const eng_context_params *p, eng_context **ret, char *err, size_t errlen);
+
+/* Counts as a hit. -ENOENT: there is none; -ESTALE: it has expired. */
+int eng_context_use(eng_engine *e, uint64_t tenant, const char *name, eng_context **ret);
+const eng_context_content *eng_context_get(const eng_context *c);
+void eng_context_release(eng_context *c); /* NULL is fine; also after eng_close */
+
+typedef enum { ENG_CONTEXT_QUEUED, ENG_CONTEXT_READING, ENG_CONTEXT_READY, ENG_CONTEXT_FAILED } eng_context_state;
+
+/* What becomes of one that was made: `read` tokens are computed. error: of a failed one, may be NULL. */
+void eng_context_report(eng_context *c, eng_context_state state, uint32_t read, const char *error);
+void eng_context_abandon(eng_engine *e, eng_context *c); /* the name is given up again; c is released */
+
+typedef struct {
+    const char *name; /* NULL: as it is */
+    bool set_ttl, set_pinned, pinned;
+    int64_t ttl; /* from now on */
+} eng_context_change;
+
+/* [waits] -ENOENT, -ESTALE; else as eng_context_make. */
+int eng_context_alter(eng_engine *e, uint64_t tenant, const char *name, const eng_context_change *change, char *err, size_t errlen);
+int eng_context_remove(eng_engine *e, uint64_t tenant, const char *name);
+
+typedef struct {
+    char name[ENG_NAME_MAX + 1];
+    eng_source kind;
+    eng_context_state state;
+    char error[160];
+    bool pinned;
+    int64_t created, expires, used; /* seconds since 1970; expires 0: never; used 0: not yet */
+    uint64_t hits;
+    uint32_t tokens, read, ram_tokens, disk_tokens; /* memory: as of the engine's last rest */
+    uint64_t ram_bytes, disk_bytes;                 /* of segments, which others may share */
+    uint32_t indexes, indexes_ready; /* segments in memory that get codes; that have them */
+} eng_context_info;
+
+/* The tenant's living contexts, oldest first, or the one of that name. The number of them, -ENOENT, -ESTALE, -ENOMEM. */
+int eng_context_list(eng_engine *e, uint64_t tenant, const char *name, eng_context_info **ret);
+
+/* Lets go of what has expired; once a second. Does not wait. */
+void eng_contexts_tick(eng_engine *e);
 
 #endif

@@ -205,6 +205,8 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
         (r = eng_index_work_new(e->pool, &e->index_work)) < 0 || (r = copy_template(e)) < 0)
         return r;
     fill_info(e);
+    if ((r = eng_named_open(e)) < 0)
+        return r;
     if (eng_memory_huge_pages(""))
         e->n_pieces = (uint32_t)eng_gguf_n_pieces(e->model->file);
     return check_memory(e, err, errlen);
@@ -238,6 +240,7 @@ void eng_close(eng_engine *e)
     if (!e)
         return;
     eng_disk_close(e);
+    eng_named_close(e);
     eng_index_work_free(e->index_work);
     eng_cache_free(e->cache);
     eng_forward_free(e->forward);
@@ -339,6 +342,7 @@ int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop)
     if (eng_background_pending(e))
         r = eng_background(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
     eng_disk_turn(e);
+    eng_named_turn(e, stop);
     return r;
 }
 

@@ -3,6 +3,7 @@
 #define RETRIEVALD_ENGINE_PRIVATE_H
 
 #include "context_cache.h"
+#include "context_names.h"
 #include "forward.h"
 #include "gpu.h"
 #include "index_work.h"
@@ -18,6 +19,7 @@ typedef struct {
 } eng_counters;
 
 typedef struct eng_disk eng_disk;
+typedef struct eng_holds eng_holds;
 
 struct eng_engine {
     eng_params params;
@@ -29,6 +31,8 @@ struct eng_engine {
     eng_cache *cache;
     eng_index_work *index_work;
     eng_disk *disk;             /* NULL: no disk tier */
+    eng_names *names;
+    eng_holds *holds;           /* what of pinned contexts is held in memory */
     gpu_context *gpu;           /* NULL: none */
     eng_rope rope;
     uint32_t *window;           /* [n_layer]: shape.window */
@@ -66,5 +70,20 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const 
 
 /* Whether what would have gone on at `position` was evicted. */
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position);
+
+/* Reads what is on disk beyond the first `have` tokens into the RAM tier, as far as it fits there. */
+void eng_disk_warm(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *stop);
+void eng_disk_residence(const eng_engine *e, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes);
+
+/* ---- named_contexts.c ---- */
+
+int eng_named_open(eng_engine *e); /* -ENOMEM */
+void eng_named_close(eng_engine *e);
+
+/* From now on names are written: there is a disk tier. */
+void eng_named_backed(eng_engine *e, const eng_disk_params *p, eng_names_sync *sync, void *sync_ctx);
+
+/* Between sessions: holds in memory what pinned contexts have there, reads what they have on disk, and says what of all of them is in memory. */
+void eng_named_turn(eng_engine *e, const atomic_bool *stop);
 
 #endif

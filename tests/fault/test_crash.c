@@ -14,7 +14,7 @@
 enum { TOKENS = 150, MAX = 400, KEEP_ALL = 1 << 30 };
 
 static const char *const points[] = {"save:begin",   "save:created", "save:section", "save:written",  "save:synced",  "save:renamed",
-                                     "save:row",     "remove:row",   "remove:file",  "start:settled"};
+                                     "save:row",     "remove:row",   "remove:file",  "start:settled", "name:begin",  "name:written", "name:dropped"};
 
 static const char *fatal_point; /* in the child: dies there, the fatal_count-th time */
 static int fatal_count;
@@ -51,6 +51,49 @@ static bool has_text(t_store *t, uint32_t k)
     return t_store_read(t, ids, 2 * TOKENS, false) == 2 * TOKENS;
 }
 
+static void make_name(t_store *t, const char *format, uint32_t k, uint32_t n)
+{
+    int32_t ids[2 * TOKENS];
+    char name[16], err[256] = "";
+    eng_context *c;
+    text_of(k, ids);
+    snprintf(name, sizeof name, format, k);
+    eng_context_params p = {.name = name, .replace = true, .content = {.ids = ids, .n_ids = n}};
+    ck_assert_msg(eng_names_make(t->names, &p, &c, err, sizeof err) == 0, "%s", err);
+    eng_context_release(c);
+}
+
+static bool has_name(t_store *t, const char *format, uint32_t k)
+{
+    char name[16];
+    eng_context_info *all;
+    snprintf(name, sizeof name, format, k);
+    if (eng_names_list(t->names, 0, name, NULL, NULL, &all) < 0)
+        return false;
+    free(all);
+    return true;
+}
+
+/* Synced writes take time: names are changed where that is what dies, and at random. */
+static bool has_names(void)
+{
+    return !fatal_point || !strncmp(fatal_point, "name", 4);
+}
+
+/* A name that stays, of a text that is there, and one that is made, gets another name, and goes. */
+static void change_names(t_store *t, uint32_t k, bool stays)
+{
+    char old[16], new[16], err[256] = "";
+    if (stays)
+        make_name(t, "n%u", k, 2 * TOKENS);
+    make_name(t, "t%u", k, TOKENS / 2);
+    snprintf(old, sizeof old, "t%u", k);
+    snprintf(new, sizeof new, "u%u", k);
+    eng_context_change change = {.name = new};
+    ck_assert_msg(eng_names_alter(t->names, 0, old, &change, err, sizeof err) == 0, "%s", err);
+    ck_assert_int_eq(eng_names_remove(t->names, 0, new), 0);
+}
+
 /* Saves text after text from `from` on, and says so, until it is killed or done. */
 static void child(t_store t, uint64_t limit, uint32_t from, int report)
 {
@@ -58,6 +101,8 @@ static void child(t_store t, uint64_t limit, uint32_t from, int report)
     t_store_open(&t, limit);
     for (uint32_t k = from; k < MAX; k++) {
         save_text(&t, k);
+        if (has_names())
+            change_names(&t, k, limit == KEEP_ALL);
         if (t_store_stats(&t).save_failures || write(report, &k, sizeof k) != sizeof k)
             _exit(2);
         has_text(&t, from + (k - from) / 2); /* a load between them */
@@ -95,7 +140,7 @@ static uint32_t run_child(t_store *t, uint64_t limit, uint32_t from, useconds_t 
 }
 
 /* What must hold after a start: reported texts [0, n) are there (with a budget, the newest of them but those that made room for an unfinished save). */
-static void check_store(t_store *t, uint64_t limit, uint32_t n)
+static void check_store(t_store *t, uint64_t limit, uint32_t n, bool names)
 {
     const char *point = fatal_point;
     fatal_point = NULL;
@@ -103,6 +148,10 @@ static void check_store(t_store *t, uint64_t limit, uint32_t n)
     uint32_t segments, all, have = 0;
     for (uint32_t k = 0; k < n; k++)
         have += has_text(t, k);
+    for (uint32_t k = 0; k < n; k++) {
+        ck_assert_msg(!names || has_name(t, "n%u", k), "%s: name %u of %u is lost", point ? point : "random", k, n);
+        ck_assert_msg(!has_name(t, "t%u", k) && !has_name(t, "u%u", k), "%s: name %u of %u is back", point ? point : "random", k, n);
+    }
     if (limit == KEEP_ALL)
         ck_assert_msg(have == n, "%s: %u of %u texts are there", point ? point : "random", have, n);
     else
@@ -128,6 +177,7 @@ static void clear(t_store *t)
 START_TEST(every_point)
 {
     t_store t = t_store_new(KEEP_ALL);
+    t.with_names = true;
     eng_segment_owner owner = {.shape = &shape};
     int32_t ids[TOKENS] = {0};
     eng_segment *s = segment(NULL, 0, ids, TOKENS, true);
@@ -155,7 +205,7 @@ START_TEST(every_point)
                 fatal_point = points[i];
                 fatal_count = count;
                 n += run_child(&t, limit, n, 0);
-                check_store(&t, limit, n);
+                check_store(&t, limit, n, !budget && has_names());
             }
     fatal_point = NULL;
     t_store_done(&t);
@@ -166,6 +216,7 @@ START_TEST(random_kills)
 {
     t_rng r = t_seed(51);
     t_store t = t_store_new(KEEP_ALL);
+    t.with_names = true;
     uint32_t n = 0;
     for (int i = 0; i < kills; i++) {
         if (n + 100 > MAX) {
@@ -173,7 +224,7 @@ START_TEST(random_kills)
             n = 0;
         }
         n += run_child(&t, KEEP_ALL, n, (useconds_t)(t_u64(&r) % 30000));
-        check_store(&t, KEEP_ALL, n);
+        check_store(&t, KEEP_ALL, n, true);
     }
     printf("random_kills: %d kills, %u texts kept since the folder was last empty\n", kills, n);
     t_store_done(&t);

@@ -3,6 +3,7 @@
 #include "sessions.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
@@ -24,11 +25,20 @@ static void empty_dir(void)
     ck_assert_int_eq(mkdir(dir, 0700), 0);
 }
 
+/* A clock of the test's. */
+static int64_t the_time = 1000;
+
+static int64_t test_clock(void *ctx)
+{
+    (void)ctx;
+    return the_time;
+}
+
 static eng_engine *open_disk(size_t cache_ram, uint64_t limit)
 {
     char err[256] = "";
     eng_engine *e = open_tiny(cache_ram, 2, false);
-    eng_disk_params p = {.dir = dir, .limit = limit};
+    eng_disk_params p = {.dir = dir, .limit = limit, .now = test_clock};
     ck_assert_msg(eng_disk_open(e, &p, err, sizeof err) == 0, "%s", err);
     return e;
 }
@@ -218,6 +228,84 @@ START_TEST(where_prefixes_stop)
 }
 END_TEST
 
+static int name_it(eng_engine *e, const char *name, const int32_t *ids, size_t n, bool pinned, int64_t ttl)
+{
+    eng_context *c;
+    char err[256];
+    eng_context_params p = {.name = name, .pinned = pinned, .ttl = ttl, .replace = true, .content = {.ids = ids, .n_ids = n}};
+    int r = eng_context_make(e, &p, &c, err, sizeof err);
+    if (r == 0)
+        eng_context_release(c);
+    return r;
+}
+
+static eng_context_info named(eng_engine *e, const char *name)
+{
+    eng_context_info *all, one;
+    ck_assert_int_eq(eng_context_list(e, 0, name, &all), 1);
+    one = all[0];
+    free(all);
+    return one;
+}
+
+/* A pinned context stays in memory whatever else is asked, and is there again after a restart, before anybody asks. A pin that goes, or expires, holds
+ * nothing. */
+START_TEST(pins)
+{
+    enum { N = 2000, BIG = 1 << 30 };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG);
+    t_rng r = t_seed(35);
+    int32_t texts[6][N], out[4];
+    for (int i = 0; i < 6; i++)
+        random_ids(e, &r, texts[i], N);
+    answer(e, request(texts[0], N, ENG_ATTN_FULL), out, 4, NULL);
+    rest(e);
+    eng_stats st;
+    eng_stats_get(e, &st);
+    size_t budget = st.cache_bytes * 5 / 2;
+    ck_assert_int_eq(name_it(e, "book", texts[0], N, true, 0), 0);
+    ck_assert_int_eq(name_it(e, "other", texts[5], N, false, 0), 0);
+    rest(e);
+    eng_context_info i = named(e, "book");
+    ck_assert(i.ram_tokens == N && i.disk_tokens == N && i.ram_bytes > 0 && i.disk_bytes > 0 && i.indexes == 1 && i.indexes_ready == 1);
+    ck_assert(named(e, "other").ram_tokens == 0 && named(e, "other").disk_tokens == 0);
+    eng_close(e);
+    for (int unpinned = 0; unpinned < 3; unpinned++) {
+        e = open_disk(budget, BIG);
+        rest(e);
+        ck_assert_uint_eq(named(e, "book").ram_tokens, unpinned ? 0 : N);
+        for (int round = 0; round < 3; round++)
+            for (int k = 1; k < 5; k++) {
+                answer(e, request(texts[k], N, ENG_ATTN_FULL), out, 4, NULL);
+                rest(e);
+                eng_stats_get(e, &st);
+                ck_assert_uint_le(st.cache_bytes, budget);
+            }
+        ck_assert_uint_gt(stats(e).hits, 0); /* these did not fit */
+        ck_assert_uint_eq(named(e, "book").ram_tokens, unpinned ? 0 : N);
+        eng_timings t = answer(e, request(texts[0], N, ENG_ATTN_FULL), out, 4, NULL);
+        ck_assert_uint_eq(t.cache_n, N - 1);
+        ck_assert_uint_eq(t.disk_n, unpinned ? N - 1 : 0);
+        eng_context_change change = {.set_pinned = true, .pinned = unpinned == 1, .set_ttl = true, .ttl = unpinned == 1 ? 50 : 0};
+        char err[256];
+        ck_assert_int_eq(eng_context_alter(e, 0, "book", &change, err, sizeof err), 0);
+        if (unpinned == 1) { /* expires now */
+            the_time += 50;
+            eng_contexts_tick(e);
+            rest(e);
+            ck_assert_int_eq(name_it(e, "book", texts[0], N, false, 0), 0);
+        }
+        eng_close(e);
+    }
+    /* what the budget does not hold is refused, with numbers */
+    e = open_disk(budget / 4, BIG);
+    ck_assert_int_eq(name_it(e, "book", texts[0], N, true, 0), -ENOSPC);
+    ck_assert_int_eq(name_it(e, "book", texts[0], N, false, 0), 0);
+    eng_close(e);
+}
+END_TEST
+
 /* Damages one file, the catalog, or nothing. */
 static void damage(t_rng *r)
 {
@@ -312,6 +400,13 @@ START_TEST(any_history)
                 random_ids(cold, &r, texts[t_u64(&r) % TEXTS] + N - 100, 100);
             }
         }
+        if (t_u64(&r) % 3 == 0) { /* names hold and let go of what they like */
+            char name[2] = {(char)('a' + t_u64(&r) % 3), 0};
+            int named = t_u64(&r) % 3 ? name_it(e, name, prompt, n, t_u64(&r) % 2, (int64_t)(t_u64(&r) % 3)) : eng_context_remove(e, 0, name);
+            ck_assert(named == 0 || named == -ENOSPC || named == -ENOENT || named == -ESTALE);
+            the_time += (int64_t)(t_u64(&r) % 2);
+            eng_contexts_tick(e);
+        }
         if (t_u64(&r) % 3 == 0)
             rest(e);
         if (t_u64(&r) % 3 == 0) {
@@ -347,6 +442,7 @@ int main(void)
     tcase_add_test(c, conversations_go_on);
     tcase_add_test(c, small_budgets);
     tcase_add_test(c, where_prefixes_stop);
+    tcase_add_test(c, pins);
     tcase_add_test(c, any_history);
     suite_add_tcase(s, c);
     int status = t_run(s);

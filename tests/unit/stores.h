@@ -14,14 +14,29 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FINGERPRINT = 77 };
+enum { FINGERPRINT = 77, MODEL = 78 };
 
 typedef struct {
     char dir[64];
     eng_store *store;
     eng_pool *pool;
     char log[4096]; /* all lines since the store was opened */
+    bool with_names; /* a table of names, too, made with the store */
+    eng_names *names;
+    int64_t clock; /* theirs and the store's */
 } t_store;
+
+static inline int64_t t_store_clock(void *ctx)
+{
+    const t_store *t = ctx;
+    return t->clock;
+}
+
+static inline void t_store_sync(void *ctx, bool wait)
+{
+    t_store *t = ctx;
+    eng_store_sync_names(t->store, wait);
+}
 
 static inline void t_store_log(void *ctx, int level, const char *text)
 {
@@ -34,9 +49,17 @@ static inline void t_store_log(void *ctx, int level, const char *text)
 static inline int t_store_try(t_store *t, uint64_t limit, uint64_t fingerprint, const eng_kv_shape *s)
 {
     char err[256] = "";
-    eng_store_params p = {.disk = {.dir = t->dir, .limit = limit}, .owner = {.fingerprint = fingerprint, .shape = s}, .pool = t->pool,
-                          .log = t_store_log, .log_ctx = t};
+    eng_store_params p = {.disk = {.dir = t->dir, .limit = limit, .now = t_store_clock, .now_ctx = t}, .owner = {.fingerprint = fingerprint, .shape = s},
+                          .pool = t->pool, .log = t_store_log, .log_ctx = t};
+    eng_names_budget budget = {.ram_limit = limit, .disk_limit = limit, .token_bytes = 512};
     t->log[0] = 0;
+    eng_names_free(t->names);
+    t->names = NULL;
+    if (t->with_names) {
+        ck_assert_int_eq(eng_names_new(MODEL, &t->names), 0);
+        eng_names_setup(t->names, &budget, t_store_clock, t, t_store_sync, t);
+    }
+    p.names = t->names;
     int r = eng_store_open(&p, &t->store, err, sizeof err);
     if (r < 0)
         t_store_log(t, 0, err);
@@ -51,7 +74,7 @@ static inline void t_store_open(t_store *t, uint64_t limit)
 
 static inline t_store t_store_new(uint64_t limit)
 {
-    t_store t = {.dir = "/tmp/retrievald-test.XXXXXX"};
+    t_store t = {.dir = "/tmp/retrievald-test.XXXXXX", .clock = 1000000};
     ck_assert_ptr_nonnull(mkdtemp(t.dir));
     ck_assert_int_eq(eng_pool_new(2, &t.pool), 0);
     t_store_open(&t, limit); /* the log is this copy's: opened again by the caller where it matters */
@@ -69,6 +92,7 @@ static inline int t_remove_one(const char *path, const struct stat *st, int type
 static inline void t_store_done(t_store *t)
 {
     eng_store_close(t->store);
+    eng_names_free(t->names);
     eng_pool_free(t->pool);
     nftw(t->dir, t_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
