@@ -84,11 +84,12 @@ static bool has_names(void)
 static void change_names(t_store *t, uint32_t k, bool stays)
 {
     char old[16], new[16], err[256] = "";
-    if (stays)
-        make_name(t, "n%u", k, 2 * TOKENS);
-    make_name(t, "t%u", k, TOKENS / 2);
     snprintf(old, sizeof old, "t%u", k);
     snprintf(new, sizeof new, "u%u", k);
+    if (stays)
+        make_name(t, "n%u", k, 2 * TOKENS);
+    eng_names_remove(t->names, 0, new); /* of one that was killed */
+    make_name(t, "t%u", k, TOKENS / 2);
     eng_context_change change = {.name = new};
     ck_assert_msg(eng_names_alter(t->names, 0, old, &change, err, sizeof err) == 0, "%s", err);
     ck_assert_int_eq(eng_names_remove(t->names, 0, new), 0);
