@@ -166,7 +166,9 @@ static int check_text(loader *l, const cfg_row *r, const char *where, const char
         return fail(l, -EINVAL, "%s: must not be empty", where);
     if (r->type == CFG_T_CHOICE)
         return is_choice(r, text, strlen(text)) ? 0 : bad_choice(l, r, where, text, strlen(text));
-    if (r->type == CFG_T_TEXT)
+    if (r->type == CFG_T_TEXTS && strchr(text, '\n'))
+        return fail(l, -EINVAL, "%s: must not hold a line break", where);
+    if (r->type == CFG_T_TEXT || r->type == CFG_T_TEXTS)
         return 0;
     for (const char *p = text;; p++) {
         size_t len = strcspn(p, ",");
@@ -179,6 +181,17 @@ static int check_text(loader *l, const cfg_row *r, const char *where, const char
         if (!*p)
             return 0;
     }
+}
+
+/* Stores a copy in place of what is there, or as another line of it. */
+static int store_text(loader *l, const cfg_row *r, char **field, const char *text)
+{
+    char *copy;
+    if (r->type == CFG_T_TEXTS && *field ? asprintf(&copy, "%s\n%s", *field, text) < 0 : !(copy = strdup(text)))
+        return fail(l, -ENOMEM, "out of memory");
+    free(*field);
+    *field = copy;
+    return 0;
 }
 
 /* Checks the value and, with `apply`, stores it. `where` names the setting as the user wrote it. */
@@ -209,14 +222,7 @@ static int set_value(loader *l, const cfg_row *r, const char *where, const char 
         return 0;
     default:
         rc = check_text(l, r, where, text);
-        if (rc < 0 || !apply)
-            return rc;
-        char *copy = strdup(text);
-        if (!copy)
-            return fail(l, -ENOMEM, "out of memory");
-        free(*(char **)field);
-        *(char **)field = copy;
-        return 0;
+        return rc < 0 || !apply ? rc : store_text(l, r, field, text);
     }
 }
 

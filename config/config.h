@@ -20,7 +20,7 @@ typedef struct {
     uint32_t ubatch_size;     /* -ub, --ubatch-size: prefill chunk */
     char *cpu;                /* --cpu auto|scalar|avx2|avx512|amx */
     char *chat_template, *chat_template_file; /* instead of the model's; at most one */
-    char *cache_type_k, *cache_type_v; /* -ctk, -ctv: f32|f16|bf16 */
+    char *cache_type_k, *cache_type_v; /* -ctk, -ctv: f32|f16|bf16|q8_0 */
     int64_t cache_ram;        /* -cram, --cache-ram MiB; 0: keep no context */
     int64_t cache_disk;       /* --cache-disk MiB; 0: keep none on disk */
     char *state_dir;          /* --state-dir: where; NULL: the environment says */
@@ -56,7 +56,7 @@ typedef struct {
     char *kind, *codes;       /* lists */
     uint32_t replicas;
     /* run, bench, eval */
-    char *file;               /* -f: document */
+    char *file;               /* -f: document; of eval a text a line */
     char *prompt;             /* -p */
     char *depth;              /* -d: list of depths */
     uint32_t repeat;          /* -r */

@@ -12,7 +12,7 @@
 #define ANY_LENGTH 0, 0
 
 static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", "amx", NULL};
-static const char *const kv_types[] = {"f32", "f16", "bf16", NULL};
+static const char *const kv_types[] = {"f32", "f16", "bf16", "q8_0", NULL};
 static const char *const switches[] = {"on", "off", NULL};
 static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
 static const char *const budgets[] = {"fast", "default", "precise", NULL};
@@ -49,7 +49,7 @@ const cfg_row cfg_table[] = {
     {MODEL, "ubatch-size", "ub", LOADS, true, CFG_T_U32, FIELD(ubatch_size), "512", 1, 16384, NULL, "N",
      "prompt tokens computed at a time; answers do not depend on it"},
     {MODEL, "cpu", NULL, LOADS | CFG_BENCH_INDEX, true, CFG_T_CHOICE, FIELD(cpu), "auto", ANY_LENGTH, cpus, "LEVEL", "instruction set of the kernels"},
-    {MODEL, "cache-type-k", "ctk", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_k), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept keys"},
+    {MODEL, "cache-type-k", "ctk", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_k), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept keys; q8_0: 8 bits, less the mean key"},
     {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},
     {MODEL, "cache-ram", "cram", RETRIEVES, true, CFG_T_I64, FIELD(cache_ram), "8192", 0, 1073741824, NULL, "MIB",
      "memory for kept contexts and their indexes; 0 keeps none"},
@@ -132,7 +132,7 @@ const cfg_row cfg_table[] = {
     {SERVER, "log-level", NULL, CFG_SERVE, true, CFG_T_CHOICE, FIELD(log_level), "info", ANY_LENGTH, levels, "LEVEL", "how much is logged"},
 
     {COMMAND, "file", "f", CFG_RUN, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "a text that the first question is about"},
-    {COMMAND, "file", "f", CFG_EVAL, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text to evaluate on"},
+    {COMMAND, "file", "f", CFG_EVAL, false, CFG_T_TEXTS, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text to evaluate on; may be given more than once"},
     {COMMAND, "file", "f", BENCH, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE",
      "measure on this text; without it, on random tokens"},
     {COMMAND, "prompt", "p", CFG_RUN, false, CFG_T_TEXT, FIELD(prompt), NULL, ANY_LENGTH, NULL, "TEXT", "answer this one question and end"},
@@ -156,7 +156,7 @@ const cfg_row cfg_table[] = {
      "tokens in the context before decoding begins"},
     {COMMAND, "n-predict", "n", CFG_BENCH_DECODE, false, CFG_T_I32, FIELD(n_predict), "32", 1, 1048576, NULL, "N", "tokens to decode"},
     {COMMAND, "n-predict", "n", CFG_BENCH_INDEX, false, CFG_T_I32, FIELD(n_predict), "90", 1, 1048576, NULL, "N", "first steps of the queries to use"},
-    {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "256", 1, 1048576, NULL, "N", "last tokens of the text to compare at"},
+    {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "1024", 1, 1048576, NULL, "N", "last tokens of a text to compare at"},
     {COMMAND, "repeat", "r", BENCH, false, CFG_T_U32, FIELD(repeat), "3", 1, 1000, NULL, "N", "times that each test is run"},
     {COMMAND, "repeat", "r", CFG_BENCH_INDEX, false, CFG_T_U32, FIELD(repeat), "20", 1, 1000, NULL, "N", "rounds of timing"},
     {COMMAND, "output", "o", BENCH | CFG_BENCH_INDEX | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",

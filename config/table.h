@@ -10,6 +10,7 @@ typedef enum {
     CFG_T_I64,
     CFG_T_REAL,
     CFG_T_TEXT,    /* char *, not empty */
+    CFG_T_TEXTS,   /* char *; each time the flag is given adds a line */
     CFG_T_CHOICE,  /* char *, one of `choices` */
     CFG_T_CHOICES, /* char *, some of `choices`, separated by commas */
     CFG_T_NUMBERS, /* char *, whole numbers in [lo, hi], separated by commas */

@@ -47,7 +47,7 @@ def test_inspect(tool, model):
     assert info["chat_template_line"].startswith("{% for message in messages %}{% if loop.first")
     per_token = 30 * 3 * 64 * 2  # layers, KV heads, head size, K and V
     assert info["kv_bytes_per_token"] == per_token * 2
-    assert info["kv_bytes_per_1k"] == {"f32": per_token * 4096, "f16": per_token * 2048, "bf16": per_token * 2048}
+    assert info["kv_bytes_per_1k"] == {"f32": per_token * 4096, "f16": per_token * 2048, "bf16": per_token * 2048, "q8_0": per_token * 1088}
     assert info["index_bytes_per_1k"] > 0
     text = tool("inspect", "-m", model)
     assert text.returncode == 0
@@ -262,7 +262,7 @@ def test_bench_prefill(tool, model):
     assert 0 < row["index_cpu_seconds"] < row["cpu_seconds"]  # codes alone: a graph would take several times the prefill
 
 
-def test_eval_logits(tool, model, book):
+def test_eval_logits(tool, model, book, tmp_path):
     def run(mode, n_ctx, *more):
         return lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", n_ctx, "--attention", mode, "-o", "jsonl", *more))[0]
 
@@ -274,11 +274,22 @@ def test_eval_logits(tool, model, book):
     assert full["n"] == 24 and full["n_prompt"] + 24 == 899
     assert streaming["kl"]["mean"] > 1e-5 and streaming["n_graph"] == streaming["n_flat"] == 0
     assert graph["n_graph"] > 0 and graph["keys_attended"] < graph["keys_held"]
+    assert streaming["retrieved"] == 0 < graph["retrieved"] <= graph["keys_attended"] - streaming["keys_attended"] + 0.2
     assert graph["kl"]["mean"] < streaming["kl"]["mean"]
     both = lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", 2200, "--attention", "streaming,auto", "--attention-budget", "fast,precise", "-o", "jsonl"))
     assert [(r["attention"], r["budget"]) for r in both] == [("streaming", "-"), ("auto", "fast"), ("auto", "precise")]
     assert both[0]["kl"] == streaming["kl"] and both[0]["perplexity_full"] == streaming["perplexity_full"]  # as alone
     assert both[2]["kl"]["mean"] < both[1]["kl"]["mean"] < streaming["kl"]["mean"] and both[2]["keys_attended"] > both[1]["keys_attended"]
+    # several texts, each by itself; 8-bit keys are compared with f16 ones
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"{i} times {i + 1} is {i * (i + 1)}. " for i in range(300)))
+    rows = lines(tool("eval", "logits", "-m", model, "-f", book, "-f", other, "-n", 24, "-c", 900, "--attention", "full", "-ctk", "q8_0", "-o", "jsonl"))
+    assert [(r["file"], r["type_k"], r["type_v"]) for r in rows] == [(str(book), "q8_0", "f16"), (str(other), "q8_0", "f16")]
+    assert rows[0]["perplexity_full"] == full["perplexity_full"] and rows[1]["perplexity_full"] != full["perplexity_full"]
+    for r in rows:
+        assert 1e-7 < r["kl"]["mean"] < 2e-3
+    table = tool("eval", "logits", "-m", model, "-f", other, "-n", 8, "-c", 700, "--attention", "flat", "--attn-top-k", 9, "--n-local", 64, "--estimate", "off")
+    assert table.returncode == 0 and re.search(r"^flat +custom .* of \d+ +9 +0%$", table.stdout, re.M)
     for r in (full, streaming, graph, *both):
         assert 0 <= r["kl"]["mean"] <= r["kl"]["max"] and r["kl"]["p90"] <= r["kl"]["max"]
         assert abs(r["perplexity"] / r["perplexity_full"] - r["perplexity_ratio"]) < 1e-4

@@ -77,7 +77,7 @@ START_TEST(defaults)
     ck_assert_int_eq(load(CFG_BENCH_DECODE, ""), 0);
     ck_assert_int_eq(s.n_predict, 32);
     ck_assert_int_eq(load(CFG_EVAL, ""), 0);
-    ck_assert_int_eq(s.n_predict, 256);
+    ck_assert_int_eq(s.n_predict, 1024);
     ck_assert_int_eq(load(CFG_BENCH_PREFILL, ""), 0);
     ck_assert_str_eq(s.prompt, "512");
 }
@@ -107,6 +107,8 @@ START_TEST(flags)
 
     ck_assert_int_eq(load(CFG_RUN, "-m|x|-p|-what is this?|-f|doc.txt"), 0);
     ck_assert_str_eq(s.prompt, "-what is this?");
+    ck_assert_int_eq(load(CFG_EVAL, "-f|a.txt|--file=b.txt|-f|c"), 0);
+    ck_assert_str_eq(s.file, "a.txt\nb.txt\nc");
     ck_assert_int_eq(load(CFG_INSPECT, "x.gguf"), 0);
     ck_assert_str_eq(s.model, "x.gguf");
 
@@ -127,6 +129,7 @@ START_TEST(bad_flags)
     REFUSED(load(CFG_SERVE, "-m"), "--model needs a value");
     REFUSED(load(CFG_SERVE, "-m|-c|8"), "--model needs a value");
     REFUSED(load(CFG_SERVE, "-m|--port=8"), "--model needs a value");
+    REFUSED(load(CFG_EVAL, "-f|a\nb"), "--file: must not hold a line break");
     REFUSED(load(CFG_SERVE, "--config"), "--config needs a value");
     REFUSED(load(CFG_SERVE, "--model="), "must not be empty");
     REFUSED(load(CFG_SERVE, "--help=1"), "takes no value");
