@@ -1,5 +1,7 @@
 #include "context_cache.h"
 
+#include "worth.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +10,7 @@ struct eng_cache {
     eng_segment **segments; /* a parent stands before its children */
     uint32_t n, cap;
     size_t limit, bytes;
-    uint64_t clock, evictions;
+    uint64_t clock, offered, evictions, refusals;
     eng_evicted evicted;
 };
 
@@ -96,8 +98,10 @@ int64_t eng_cache_find(eng_cache *c, const eng_prefix *p, eng_view *view, eng_pr
         stop.why = ENG_MISS_INEXACT;
     if (match >= ENG_CACHE_MIN_PREFIX) {
         c->clock++;
-        for (eng_segment *s = best; s; s = s->parent)
+        for (eng_segment *s = best; s; s = s->parent) {
             s->last_used = c->clock;
+            s->worth = eng_worth_used(s->worth, s->start + s->n);
+        }
         int r = append_chain(view, best, match);
         if (r < 0)
             return r;
@@ -117,30 +121,71 @@ eng_segment *eng_cache_peek(eng_cache *c, const eng_prefix *p)
     return s && s->match >= ENG_CACHE_MIN_PREFIX ? s : NULL;
 }
 
-bool eng_cache_make_room(eng_cache *c, size_t bytes)
+/* What is kept, in worth.h's terms. NULL: no memory. */
+static eng_kept *list_kept(const eng_cache *c)
 {
-    while (c->bytes + bytes > c->limit) {
-        uint32_t victim = c->n;
-        for (uint32_t i = 0; i < c->n; i++) {
-            const eng_segment *s = c->segments[i];
-            if (s->refs - s->indexing == 1 && (victim == c->n || s->last_used < c->segments[victim]->last_used))
-                victim = i;
-        }
-        if (victim == c->n)
-            return false;
-        const eng_segment *s = c->segments[victim];
-        c->bytes -= eng_segment_bytes(s);
-        c->evictions++;
-        eng_evicted_add(&c->evicted, s->tenant, s->start, s->ids, s->n);
-        remove_at(c, victim);
+    eng_kept *kept = calloc(c->n + 1, sizeof *kept);
+    for (uint32_t i = 0; i < c->n && kept; i++) {
+        eng_segment *s = c->segments[i];
+        s->number = i;
+        kept[i] = (eng_kept){.bytes = eng_segment_bytes(s), .worth = s->worth, .used = s->last_used, .guest = s->guest, .holds = s->refs - s->indexing - 1,
+                             .parent = s->parent ? s->parent->number : ENG_KEPT_ROOT}; /* a kept one's parent is kept */
     }
-    return true;
+    return kept;
+}
+
+static void evict(eng_cache *c, eng_segment *s)
+{
+    uint32_t i = 0;
+    while (c->segments[i] != s)
+        i++;
+    c->bytes -= eng_segment_bytes(s);
+    c->evictions++;
+    eng_evicted_add(&c->evicted, s->tenant, s->start, s->ids, s->n);
+    remove_at(c, i);
+}
+
+/* Whether there is room, and whether it is a guest's. */
+static bool make_room(eng_cache *c, eng_room *r)
+{
+    eng_kept *kept = list_kept(c);
+    uint32_t *numbers = calloc(c->n + 1, sizeof *numbers);
+    eng_segment **victims = calloc(c->n + 1, sizeof *victims);
+    int64_t n = kept && numbers && victims ? eng_worth_choose(r, kept, c->n, numbers) : -1;
+    for (int64_t i = 0; i < n; i++)
+        victims[i] = c->segments[numbers[i]];
+    for (int64_t i = 0; i < n; i++)
+        evict(c, victims[i]);
+    free(victims);
+    free(numbers);
+    free(kept);
+    return n >= 0;
+}
+
+bool eng_cache_make_room(eng_cache *c, size_t bytes, uint64_t claim)
+{
+    return make_room(c, &(eng_room){.limit = c->limit, .bytes = bytes, .claim = claim});
+}
+
+/* Halves all worths when it is time to. */
+static void offer(eng_cache *c, size_t bytes)
+{
+    if (eng_worth_turn(&c->offered, bytes, c->limit))
+        for (uint32_t i = 0; i < c->n; i++)
+            c->segments[i]->worth /= 2;
 }
 
 bool eng_cache_insert(eng_cache *c, eng_segment *s)
 {
-    if ((s->parent && !s->parent->cached) || !eng_cache_make_room(c, eng_segment_bytes(s)))
+    if (!s->worth)
+        s->worth = eng_worth_used(0, s->start + s->n);
+    eng_room room = {.limit = c->limit, .bytes = eng_segment_bytes(s), .claim = eng_worth_claim(s->worth)};
+    offer(c, room.bytes);
+    if ((s->parent && !s->parent->cached) || !make_room(c, &room)) {
+        c->refusals++;
         return false;
+    }
+    s->guest = room.guest;
     if (c->n == c->cap) {
         uint32_t cap = c->cap ? 2 * c->cap : 16;
         eng_segment **p = realloc(c->segments, cap * sizeof *p);
@@ -152,7 +197,7 @@ bool eng_cache_insert(eng_cache *c, eng_segment *s)
     c->segments[c->n++] = eng_segment_ref(s);
     s->cached = true;
     s->last_used = ++c->clock;
-    c->bytes += eng_segment_bytes(s);
+    c->bytes += room.bytes;
     return true;
 }
 
@@ -169,12 +214,12 @@ void eng_cache_recount(eng_cache *c)
     c->bytes = 0;
     for (uint32_t i = 0; i < c->n; i++)
         c->bytes += eng_segment_bytes(c->segments[i]);
-    eng_cache_make_room(c, 0);
+    eng_cache_make_room(c, 0, UINT64_MAX);
 }
 
 eng_cache_info eng_cache_info_get(const eng_cache *c)
 {
-    eng_cache_info info = {.bytes = c->bytes, .limit = c->limit, .segments = c->n, .evictions = c->evictions};
+    eng_cache_info info = {.bytes = c->bytes, .limit = c->limit, .segments = c->n, .evictions = c->evictions, .refusals = c->refusals};
     for (uint32_t i = 0; i < c->n; i++)
         info.index_bytes += c->segments[i]->index_bytes;
     return info;

@@ -1,4 +1,4 @@
-/* The RAM tier of the context cache: a prefix tree of sealed segments, bounded in bytes, least recently used leaf first out.
+/* The RAM tier of the context cache: a prefix tree of sealed segments, bounded in bytes; worth.h says what goes for what.
  *
  * Belongs to the engine thread. A segment in the cache holds one reference; one that anybody else holds too (a session, a child; index
  * builds do not count) is in use and is not evicted.
@@ -24,10 +24,11 @@ bool eng_cache_evicted(const eng_cache *c, const eng_prefix *p, uint32_t positio
 /* The segment where that prefix ends, after `match` tokens; it does not count as a use. NULL: none. */
 eng_segment *eng_cache_peek(eng_cache *c, const eng_prefix *p);
 
-/* Evicts until `bytes` more would fit beside what is kept; in-use segments stay. Returns whether they fit. */
-bool eng_cache_make_room(eng_cache *c, size_t bytes);
+/* Evicts, as far as `claim` (worth.h) lets it, what is in the way of `bytes` more; nothing, if they would not fit even so. Whether they fit. */
+bool eng_cache_make_room(eng_cache *c, size_t bytes, uint64_t claim);
 
-/* Keeps a sealed segment whose parent (if any) is kept. False when it does not fit, even after evicting. */
+/* Keeps a sealed segment whose parent (if any) is kept. False when there is no room for it, or only what is worth more would make it. One that was kept
+ * on disk has its worth already. */
 bool eng_cache_insert(eng_cache *c, eng_segment *s);
 
 /* The kept segment of this id. NULL: none. */
@@ -39,7 +40,7 @@ void eng_cache_recount(eng_cache *c);
 typedef struct {
     size_t bytes, index_bytes, limit;
     uint32_t segments;
-    uint64_t evictions;
+    uint64_t evictions, refusals;
 } eng_cache_info;
 
 eng_cache_info eng_cache_info_get(const eng_cache *c);

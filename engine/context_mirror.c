@@ -101,6 +101,7 @@ int eng_mirror_add(eng_mirror *m, const eng_catalog_row *row, const eng_segment_
     e->ours = is_ours(&row->head, owner);
     e->used = row->used;
     e->hits = row->hits;
+    e->worth = eng_worth_used(0, e->head.start + e->head.n);
     if (e->used > m->clock)
         m->clock = e->used;
     if (parent)
@@ -160,6 +161,7 @@ eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix
     for (eng_mirror_entry *e = best; e; e = e->parent) {
         e->used = m->clock;
         e->touched = true;
+        e->worth = eng_worth_used(e->worth, e->head.start + e->head.n);
     }
     best->hits++;
     return best;
@@ -194,15 +196,41 @@ bool eng_mirror_condemn(eng_mirror *m, eng_mirror_entry *e)
     return true;
 }
 
-eng_mirror_entry *eng_mirror_victim(const eng_mirror *m)
+/* The entries, in worth.h's terms. NULL: no memory. */
+static eng_kept *list_kept(const eng_mirror *m)
 {
-    eng_mirror_entry *victim = NULL;
-    for (uint32_t i = 0; i < m->n; i++) {
+    eng_kept *kept = calloc(m->n + 1, sizeof *kept);
+    for (uint32_t i = 0; i < m->n && kept; i++) {
         eng_mirror_entry *e = m->entries[i];
-        if (!e->children && !e->pins && !e->named && (!victim || e->used < victim->used))
-            victim = e;
+        e->number = i;
+        kept[i] = (eng_kept){.bytes = e->head.bytes, .worth = e->worth, .used = e->used, .guest = e->guest, .holds = e->children + e->pins + e->named,
+                             .parent = e->parent ? e->parent->number : ENG_KEPT_ROOT};
     }
-    return victim;
+    return kept;
+}
+
+int64_t eng_mirror_choose(eng_mirror *m, eng_room *r, eng_mirror_entry ***ret)
+{
+    if (eng_worth_turn(&m->offered, r->bytes, r->limit))
+        for (uint32_t i = 0; i < m->n; i++)
+            m->entries[i]->worth /= 2;
+    eng_kept *kept = list_kept(m);
+    uint32_t *numbers = calloc(m->n + 1, sizeof *numbers);
+    eng_mirror_entry **victims = calloc(m->n + 1, sizeof *victims);
+    int64_t n = -ENOMEM;
+    if (kept && numbers && victims) {
+        n = eng_worth_choose(r, kept, m->n, numbers);
+        n = n < 0 ? -ENOSPC : n;
+    }
+    for (int64_t i = 0; i < n; i++)
+        victims[i] = m->entries[numbers[i]];
+    free(numbers);
+    free(kept);
+    if (n < 0)
+        free(victims);
+    else
+        *ret = victims;
+    return n;
 }
 
 eng_mirror_entry *eng_mirror_leaf(const eng_mirror *m, eng_mirror_entry *e)

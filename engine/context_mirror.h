@@ -5,6 +5,7 @@
 
 #include "context_catalog.h"
 #include "prefix.h"
+#include "worth.h"
 
 typedef struct eng_mirror_entry eng_mirror_entry;
 struct eng_mirror_entry {
@@ -18,6 +19,9 @@ struct eng_mirror_entry {
     bool touched;   /* used and hits are newer than the catalog's */
     bool named;     /* scratch of evicting: a named context needs it */
     uint64_t used, hits;
+    uint64_t worth; /* worth.h */
+    bool guest;
+    uint32_t number; /* while room is made */
     int64_t match;  /* scratch of a look-up, as in eng_segment */
 };
 
@@ -25,7 +29,7 @@ typedef struct {
     eng_mirror_entry **entries; /* a parent stands before its children */
     uint32_t n, cap;
     uint64_t bytes; /* of files */
-    uint64_t clock;
+    uint64_t clock, offered;
     eng_evicted evicted;
 } eng_mirror;
 
@@ -45,8 +49,9 @@ eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix
  * ids there are up to its end; and -1 of all others. */
 void eng_mirror_trace(eng_mirror *m, const eng_prefix *p);
 
-/* The least recently used entry that may go: no child, no pin, not named. NULL: none. */
-eng_mirror_entry *eng_mirror_victim(const eng_mirror *m);
+/* Counts what is to come to a tier of r->limit bytes, and chooses what goes for it (worth.h), never what has pins or is named: (*ret)[0, result), children first; free
+ * *ret. -ENOSPC: there is no room; -ENOMEM. */
+int64_t eng_mirror_choose(eng_mirror *m, eng_room *r, eng_mirror_entry ***ret);
 
 /* Some entry below e, or e, that has no child. */
 eng_mirror_entry *eng_mirror_leaf(const eng_mirror *m, eng_mirror_entry *e);

@@ -6,6 +6,7 @@
 #include "context_stock.h"
 #include "fault.h"
 #include "text.h"
+#include "worth.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -21,6 +22,7 @@
 enum {
     WORTH = 8, /* a file is read for a part of it when that is at least 1/WORTH: even a slow disk reads 8 times as fast as a prefill computes */
     NICE = 10, /* of the store thread: requests come first */
+    REFUSED = -EXFULL, /* not kept, since what would have to go is worth more; nothing that files do fails so */
 };
 
 static const eng_segment_id no_id;
@@ -139,30 +141,41 @@ static void mark_named(eng_store *s)
         eng_names_each(s->p.names, mark_tokens, &s->mirror);
 }
 
-/* Evicts until `bytes` more fit; not what names need, nor what the segment `parent` needs. -EFBIG, -ENOSPC: they cannot. */
-static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent)
+/* Chooses what goes for `bytes` more, and lets nobody begin to read it. The number of victims; REFUSED: they may not make that room. -EFBIG, -ENOMEM. */
+static int64_t choose_victims(eng_store *s, uint64_t bytes, const eng_segment_id *parent, uint64_t claim, eng_mirror_entry ***ret)
 {
-    int r = bytes > s->p.disk.limit ? -EFBIG : 0;
+    eng_room room = {.limit = s->p.disk.limit, .bytes = bytes, .claim = claim};
     pthread_mutex_lock(&s->lock);
-    eng_mirror_entry *chain = eng_mirror_get(&s->mirror, parent);
-    for (eng_mirror_entry *e = chain; e; e = e->parent)
+    eng_mirror_entry *e = eng_mirror_get(&s->mirror, parent);
+    if (e)
         e->pins++;
-    if (r == 0 && s->mirror.bytes + bytes > s->p.disk.limit)
+    if (s->mirror.bytes + bytes > room.limit)
         mark_named(s);
-    while (r == 0 && s->mirror.bytes + bytes > s->p.disk.limit) {
-        eng_mirror_entry *victim = eng_mirror_victim(&s->mirror);
-        if (victim) {
-            victim->unusable = true; /* nobody begins to read it now */
-            eng_evicted_add(&s->mirror.evicted, victim->head.tenant, victim->head.start, victim->ids, victim->head.n);
-        }
-        pthread_mutex_unlock(&s->lock);
-        r = victim ? forget(s, victim) : -ENOSPC;
-        pthread_mutex_lock(&s->lock);
-        s->stats.evictions += r == 0;
+    int64_t n = bytes > room.limit ? -EFBIG : eng_mirror_choose(&s->mirror, &room, ret);
+    for (int64_t i = 0; i < n; i++) {
+        eng_mirror_entry *v = (*ret)[i];
+        v->unusable = true;
+        eng_evicted_add(&s->mirror.evicted, v->head.tenant, v->head.start, v->ids, v->head.n);
     }
-    for (eng_mirror_entry *e = chain; e; e = e->parent)
+    if (e)
         e->pins--;
     pthread_mutex_unlock(&s->lock);
+    return n == -ENOSPC ? REFUSED : n;
+}
+
+/* Evicts until `bytes` more fit; not what the segment `parent` needs. REFUSED: only what is worth more would make that room. -EFBIG, -ENOSPC: no room. */
+static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent, uint64_t claim)
+{
+    eng_mirror_entry **victims = NULL;
+    int64_t n = choose_victims(s, bytes, parent, claim, &victims);
+    int r = n < 0 ? (int)n : 0;
+    for (int64_t i = 0; i < n; i++)
+        if (r == 0 && (r = forget(s, victims[i])) == 0) {
+            pthread_mutex_lock(&s->lock);
+            s->stats.evictions++;
+            pthread_mutex_unlock(&s->lock);
+        }
+    free(victims);
     uint64_t space = eng_folder_free(&s->folder);
     return r == 0 && (space < bytes || space - bytes < s->p.disk.keep_free) ? -ENOSPC : r;
 }
@@ -229,7 +242,7 @@ static int save(eng_store *s, job *j)
     if (there || orphan)
         return there ? 0 : -ENOENT;
     uint64_t begin = eng_now_ns();
-    int r = make_room(s, j->head.bytes, &j->head.parent);
+    int r = make_room(s, j->head.bytes, &j->head.parent, eng_worth_claim(eng_worth_used(0, j->head.start + j->head.n)));
     if (r == 0)
         r = eng_folder_save(&s->folder, &j->head, j->seg, j->codes);
     if (r == 0 && (r = keep_entry(s, j)) < 0)
@@ -247,7 +260,7 @@ static int save(eng_store *s, job *j)
 /* A full disk would say the same for every segment. */
 static void report(eng_store *s, const job *j)
 {
-    if (j->result == s->last_failure)
+    if (j->result == s->last_failure || j->result == REFUSED)
         return;
     s->last_failure = j->result;
     if (j->result == 0)
@@ -315,7 +328,8 @@ static void *store_main(void *arg)
         write_touched(s);
         write_names(s);
         pthread_mutex_lock(&s->lock);
-        s->stats.save_failures += j->seg && j->result < 0;
+        s->stats.save_failures += j->seg && j->result < 0 && j->result != REFUSED;
+        s->stats.refusals += j->seg && j->result == REFUSED;
         push(&s->done, j);
         s->running = NULL;
         if (--s->in_flight == 0)
@@ -369,7 +383,7 @@ static int open_store(eng_store *s, char *err, size_t errlen)
         r = open_catalog(s, err, errlen);
     if (r < 0)
         return r;
-    make_room(s, 0, &no_id); /* the budget may be smaller than it was */
+    make_room(s, 0, &no_id, UINT64_MAX); /* the budget may be smaller than it was */
     r = -pthread_create(&s->thread, NULL, store_main, s);
     s->started = r == 0;
     return r < 0 ? eng_fail(err, errlen, r, "no thread: %s", strerror(-r)) : 0;
@@ -567,11 +581,12 @@ bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position)
     return evicted;
 }
 
-size_t eng_store_size(eng_store *s, const eng_segment_id *id)
+size_t eng_store_size(eng_store *s, const eng_segment_id *id, uint64_t *ret_worth)
 {
     pthread_mutex_lock(&s->lock);
     eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
     size_t bytes = e ? (size_t)e->head.bytes : 0; /* keys, values, ids and codes, as in memory */
+    *ret_worth = e ? e->worth : 0;
     pthread_mutex_unlock(&s->lock);
     return bytes;
 }

@@ -4,6 +4,7 @@
 
 #include "context_store.h"
 #include "engine_private.h"
+#include "worth.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -129,11 +130,14 @@ void eng_disk_close(eng_engine *e)
 static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, const atomic_bool *cancel, eng_segment **ret)
 {
     eng_segment_reader reader = {.pool = e->pool, .cancel = cancel, .heartbeat = &e->counters.heartbeat};
-    eng_cache_make_room(e->cache, eng_store_size(e->disk->store, id));
+    uint64_t worth;
+    size_t bytes = eng_store_size(e->disk->store, id, &worth);
+    eng_cache_make_room(e->cache, bytes, eng_worth_claim(worth));
     eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just evicted */
     eng_miss why = eng_store_load(e->disk->store, id, &reader, parent, ret);
     if (why)
         return why;
+    (*ret)->worth = worth;
     eng_cache_insert(e->cache, *ret);
     if (!eng_segment_coded(*ret))
         eng_index_work_add(e->index_work, *ret); /* if that fails: its keys are read all the same */

@@ -62,7 +62,7 @@ typedef struct {
     uint64_t bytes, limit;                 /* of segment files */
     uint32_t segments, saving;             /* kept; on their way */
     uint64_t hits, misses[ENG_MISS_COUNT]; /* requests that read from disk; by reason, requests and files */
-    uint64_t evictions, saves, save_failures, loads; /* segments */
+    uint64_t evictions, refusals, saves, save_failures, loads; /* segments; refused: what would have to go for it is worth more */
     uint64_t saved_bytes, loaded_bytes;
     double save_seconds, load_seconds;
 } eng_disk_stats;

@@ -269,6 +269,7 @@ void eng_publish(eng_engine *e)
     atomic_store(&c->index_bytes, info.index_bytes);
     atomic_store(&c->segments, info.segments);
     atomic_store(&c->evictions, info.evictions);
+    atomic_store(&c->refusals, info.refusals);
     atomic_store(&c->index_pending, eng_index_work_pending(e->index_work));
     atomic_store(&c->index_ns, (unsigned long long)(eng_index_work_seconds(e->index_work) * 1e9));
 }
@@ -285,6 +286,7 @@ void eng_stats_get(const eng_engine *e, eng_stats *ret)
         .hits = atomic_load(&c->hits),
         .misses = atomic_load(&c->misses),
         .evictions = atomic_load(&c->evictions),
+        .refusals = atomic_load(&c->refusals),
         .prompt_tokens = atomic_load(&c->prompt_tokens),
         .cached_tokens = atomic_load(&c->cached_tokens),
         .predicted_tokens = atomic_load(&c->predicted_tokens),

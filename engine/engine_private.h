@@ -15,7 +15,7 @@ typedef struct {
     atomic_ullong prompt_ns, predicted_ns, index_ns;
     atomic_ullong heartbeat;
     atomic_ullong stops[ENG_MISS_COUNT]; /* of kept prefixes */
-    atomic_ullong cache_bytes, index_bytes, segments, evictions, index_pending;
+    atomic_ullong cache_bytes, index_bytes, segments, evictions, refusals, index_pending;
 } eng_counters;
 
 typedef struct eng_disk eng_disk;

@@ -66,7 +66,9 @@ struct eng_segment {
     /* context_cache.c */
     bool cached;
     int64_t match;              /* scratch of a lookup: tokens of the prompt that agree up to this segment's end; -1: none here */
-    uint64_t last_used;
+    uint64_t last_used, worth;  /* worth.h */
+    bool guest;
+    uint32_t number;            /* in the cache, while room is made */
 };
 
 /* Room for `cap` tokens from `start`; takes a reference to parent. The caller holds the one reference to the result. -ENOMEM. */

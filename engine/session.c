@@ -8,6 +8,7 @@
 #include "clock.h"
 #include "sampler.h"
 #include "text.h"
+#include "worth.h"
 
 #include <errno.h>
 #include <math.h>
@@ -104,7 +105,8 @@ static int add_segments(eng_session *s)
         fill = n_new - s->attention.n_local;
     uint32_t run = s->room < SEAL_RUN + s->attention.n_local ? s->room : SEAL_RUN + s->attention.n_local;
     uint32_t delta = n_new - fill + run;
-    eng_cache_make_room(s->e->cache, (fill ? eng_segment_bytes_for(shape, fill) : 0) + eng_segment_bytes_for(shape, delta));
+    eng_cache_make_room(s->e->cache, (fill ? eng_segment_bytes_for(shape, fill) : 0) + eng_segment_bytes_for(shape, delta),
+                        eng_worth_claim(eng_worth_used(0, s->n_prompt)));
     eng_index_work_run(s->e->index_work, 0, NULL); /* lets go of what was just evicted */
     int r = fill ? add_segment(s, s->n_cached, fill, &s->filling) : 0;
     if (r == 0)
@@ -152,8 +154,7 @@ static int find_prefix(eng_session *s)
     int64_t found = eng_cache_find(e->cache, &p, &s->view, &s->stop);
     if (found < 0)
         return (int)found;
-    if (s->stop.why)
-        found = eng_disk_find(e, &p, (uint32_t)found, s->cancel, &s->view, &s->n_read, &s->stop);
+    found = eng_disk_find(e, &p, (uint32_t)found, s->cancel, &s->view, &s->n_read, &s->stop); /* also for what it learns there: what is used */
     bool goes_on = s->stop.why == ENG_MISS_ABSENT || s->stop.why == ENG_MISS_END || s->stop.why == ENG_MISS_DIFFERS;
     if (goes_on && (eng_cache_evicted(e->cache, &p, s->stop.position) || eng_disk_evicted(e, &p, s->stop.position)))
         s->stop.why = ENG_MISS_EVICTED;

@@ -44,6 +44,7 @@ static void engine(srv_buf *b, const eng_stats *s)
     metric(b, "counter", "retrievald_cache_hits_total", "Requests that found a kept prefix.", (double)s->hits);
     metric(b, "counter", "retrievald_cache_misses_total", "Requests that found none.", (double)s->misses);
     metric(b, "counter", "retrievald_cache_evictions_total", "Segments dropped for room.", (double)s->evictions);
+    metric(b, "counter", "retrievald_cache_refusals_total", "Segments not kept, since what would have to go is worth more.", (double)s->refusals);
     metric(b, "gauge", "retrievald_cache_bytes", "Bytes of kept contexts and their indexes.", (double)s->cache_bytes);
     metric(b, "gauge", "retrievald_cache_limit_bytes", "Most bytes of kept contexts.", (double)s->cache_limit);
     metric(b, "gauge", "retrievald_cache_segments", "Segments kept.", s->segments);
@@ -77,6 +78,7 @@ static void disk(srv_buf *b, const eng_disk_stats *s)
         if (i == ENG_MISS_ABSENT || i >= ENG_MISS_SHORT)
             srv_buf_printf(b, "retrievald_disk_misses_total{reason=\"%s\"} %llu\n", eng_miss_name((eng_miss)i), (unsigned long long)s->misses[i]);
     metric(b, "counter", "retrievald_disk_evictions_total", "Segments removed from disk for room.", (double)s->evictions);
+    metric(b, "counter", "retrievald_disk_refusals_total", "Segments not written, since what would have to go is worth more.", (double)s->refusals);
     metric(b, "counter", "retrievald_disk_saves_total", "Segments written to disk.", (double)s->saves);
     metric(b, "counter", "retrievald_disk_save_failures_total", "Segments that could not be written.", (double)s->save_failures);
     metric(b, "counter", "retrievald_disk_saved_bytes_total", "Bytes written.", (double)s->saved_bytes);

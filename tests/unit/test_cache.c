@@ -107,7 +107,7 @@ START_TEST(budget_and_pins)
 {
     t_rng r = t_seed(5);
     int32_t ids[200];
-    size_t one = eng_segment_bytes_for(&shape, 200), limit = 10 * one + one / 2;
+    size_t one = eng_segment_bytes_for(&shape, 200), limit = (10 * one + one / 2) * 16 / 15; /* a sixteenth is for guests */
     eng_cache *c;
     ck_assert_int_eq(eng_cache_new(limit, &c), 0);
     eng_view used = {0};
@@ -148,7 +148,7 @@ START_TEST(least_recently_used_first)
     int32_t ids[200] = {0};
     size_t one = eng_segment_bytes_for(&shape, 200);
     eng_cache *c;
-    ck_assert_int_eq(eng_cache_new(3 * one, &c), 0);
+    ck_assert_int_eq(eng_cache_new(3 * one * 16 / 15 + 1, &c), 0);
     for (int32_t i = 1; i <= 4; i++) {
         for (int j = 0; j < 200; j++)
             ids[j] = i;
@@ -180,7 +180,7 @@ START_TEST(leaves_go_first)
     int32_t ids[200] = {0};
     size_t one = eng_segment_bytes_for(&shape, 100);
     eng_cache *c;
-    ck_assert_int_eq(eng_cache_new(3 * one, &c), 0);
+    ck_assert_int_eq(eng_cache_new(3 * one * 16 / 15 + 1, &c), 0);
     eng_segment *root = segment(NULL, 0, ids, 100, true), *leaf[4];
     ck_assert(eng_cache_insert(c, root));
     for (int32_t i = 0; i < 4; i++) {

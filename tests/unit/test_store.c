@@ -257,6 +257,40 @@ START_TEST(budget)
 }
 END_TEST
 
+/* Short texts between questions on a long one take nothing from it; nor does one that is larger than the budget or than what may go. */
+START_TEST(short_beside_long)
+{
+    enum { LONG = 2000, SHORT = 100 };
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t ids[2][LONG], few[SHORT];
+    eng_segment *s[2];
+    for (int i = 0; i < 2; i++) {
+        number_ids(ids[i], LONG, i);
+        s[i] = segment(NULL, 0, ids[i], LONG, true);
+        save(&t, s[i]);
+    }
+    eng_store_flush(t.store);
+    t_store_reopen(&t, t_store_stats(&t).bytes * 11 / 10);
+    for (int i = 0; i < 60; i++) {
+        number_ids(few, SHORT, 10 + i);
+        eng_segment *one = segment(NULL, 0, few, SHORT, true);
+        save(&t, one);
+        eng_store_flush(t.store);
+        ck_assert_uint_eq(t_store_read(&t, few, SHORT, true), SHORT);
+        eng_segment_unref(one);
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(t_store_read(&t, ids[i], LONG, true), LONG);
+        eng_segment_unref(s[i]);
+    }
+    eng_disk_stats st = t_store_stats(&t);
+    ck_assert_uint_le(st.bytes, st.limit);
+    ck_assert(st.evictions > 40 && st.save_failures == 0);
+    t_store_done(&t);
+}
+END_TEST
+
 static void write_file(const char *path, const void *p, size_t n)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -367,6 +401,7 @@ int main(void)
     tcase_add_test(c, tenants);
     tcase_add_test(c, finds_the_longest_prefix);
     tcase_add_test(c, budget);
+    tcase_add_test(c, short_beside_long);
     tcase_add_test(c, damaged_catalog);
     tcase_add_test(c, folder);
     suite_add_tcase(s, c);
