@@ -18,6 +18,13 @@ typedef struct {
     float *d, *s; /* [n / 32] */
 } eng_q8_act;
 
+/* A block of activations quantised for prefill: as above, and minus the sums of each half's codes. */
+typedef struct {
+    float d, s;
+    int16_t minus[2];
+    int8_t q[32];
+} eng_q8_block;
+
 #define ENG_NR 32 /* output columns of a packed panel */
 
 /* A score may be so much above the subtracted maximum (in units of log2) before that follows: most tiles need no rescaling then. */
@@ -74,6 +81,14 @@ typedef struct {
     /* NULL where the CPU has no bf16 dot product, or a slow one: the engine then uses gemm_f32. */
     void (*gemm_bf16)(float *c, size_t ldc, const uint16_t *a, size_t lda, const uint16_t *panel, size_t m, size_t n, size_t k,
                       bool accumulate);
+    /* The same in 8-bit integers, of types with blocks except Q2_K: a and lda count blocks of 32. Of each block in rising order
+     *   u = sum over its parts (eng_type_part) of w.d (sum of w.q x.q, an integer),  c = fma(u, x.d, c),  with a minimum c = fma(w.m, x.s, c),
+     * the sum over two parts by fma too: the same bits at every level. panel: k ENG_NR * 2 bytes; k % 32 == 0. */
+    void (*quantize_blocks)(const float *x, eng_q8_block *out, size_t n); /* n % 32 == 0; codes, d and s as quantize_q8's */
+    void (*pack_q8)(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k);
+    void (*gemm_q8)(float *c, size_t ldc, const eng_q8_block *a, size_t lda, const void *panel, eng_type type, size_t m, size_t n, size_t k,
+                    bool accumulate);
+    bool prefill_q8[ENG_TYPE_COUNT]; /* whether that is the fastest way at this level */
     void (*f32_to_bf16)(const float *x, uint16_t *out, size_t n); /* round to nearest even; denormals may become 0 */
 
     /* --- attention. KV rows are `stride` bytes apart; index by eng_kv_type --- */

@@ -114,6 +114,7 @@ void eng_amx_gemm(eng_kernels *k)
 void eng_kernels_amx(eng_kernels *k)
 {
     k->name = "amx (AMX BF16, AVX-512 VNNI)";
+    memset(k->prefill_q8, 0, sizeof k->prefill_q8); /* tiles are faster */
     eng_amx_gemm(k);
     eng_amx_attention(k);
 }

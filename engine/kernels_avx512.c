@@ -7,19 +7,12 @@
 #include <float.h>
 #include <math.h>
 
-/* The same codes, d and s as the scalar level, bit for bit. */
 static void quantize_q8(const float *x, eng_q8_act *out, size_t n)
 {
     for (size_t b = 0; b < n / 32; b++) {
-        __m512 u = _mm512_loadu_ps(x + 32 * b), v = _mm512_loadu_ps(x + 32 * b + 16);
-        float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(u), _mm512_abs_ps(v)));
-        float d = amax < 1e-30f ? 0.0f : amax / 127.0f, inv = amax < 1e-30f ? 0.0f : 127.0f / amax;
-        __m512i i = _mm512_cvtps_epi32(_mm512_mul_ps(u, _mm512_set1_ps(inv)));
-        __m512i j = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inv)));
-        _mm_storeu_si128((void *)(out->q + 32 * b), _mm512_cvtsepi32_epi8(i));
-        _mm_storeu_si128((void *)(out->q + 32 * b + 16), _mm512_cvtsepi32_epi8(j));
-        out->d[b] = d;
-        out->s[b] = d * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(i, j));
+        __m512i i, j;
+        out->d[b] = quantize32(x + 32 * b, out->q + 32 * b, &i, &j);
+        out->s[b] = out->d[b] * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(i, j));
     }
 }
 
@@ -150,6 +143,7 @@ void eng_kernels_avx512(eng_kernels *k, bool bf16)
     eng_avx512_gemv(k);
     eng_avx512_gemv_super(k);
     eng_avx512_gemm(k);
+    eng_avx512_gemm_q8(k);
     eng_avx512_attention(k);
     if (bf16)
         eng_avx512_gemm_bf16(k);

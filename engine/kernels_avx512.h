@@ -11,6 +11,7 @@ void eng_avx512_gemv(eng_kernels *k);
 void eng_avx512_gemv_super(eng_kernels *k);
 void eng_avx512_gemm(eng_kernels *k);
 void eng_avx512_gemm_bf16(eng_kernels *k); /* the only functions with BF16 instructions */
+void eng_avx512_gemm_q8(eng_kernels *k);
 void eng_avx512_attention(eng_kernels *k);
 
 /* Lanes that exist of 16, with n elements left. */
@@ -58,6 +59,25 @@ INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, const 
         else
             out[j] = _mm512_mul_ps(d, x);
     }
+}
+
+/* About where element i of a row lies: codes of a super-block are not in the order of their elements. */
+INLINE const char *near_element(const eng_type t, const char *row, size_t i)
+{
+    return t < ENG_Q8_0 ? row + i * block_bytes(t) : row + i / 32 * block_bytes(t) / (is_super(t) ? 8 : 1);
+}
+
+/* 32 floats to 8-bit codes at q (also as dwords in i and j); their scale. The same codes and scale as the scalar level, bit for bit. */
+INLINE float quantize32(const float *x, int8_t *q, __m512i *i, __m512i *j)
+{
+    __m512 u = _mm512_loadu_ps(x), v = _mm512_loadu_ps(x + 16);
+    float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(u), _mm512_abs_ps(v)));
+    float inv = amax < 1e-30f ? 0.0f : 127.0f / amax;
+    *i = _mm512_cvtps_epi32(_mm512_mul_ps(u, _mm512_set1_ps(inv)));
+    *j = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inv)));
+    _mm_storeu_si128((void *)q, _mm512_cvtsepi32_epi8(*i));
+    _mm_storeu_si128((void *)(q + 16), _mm512_cvtsepi32_epi8(*j));
+    return amax < 1e-30f ? 0.0f : amax / 127.0f;
 }
 
 /* The sums of four vectors, each by the same tree. */

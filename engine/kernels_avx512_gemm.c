@@ -25,12 +25,6 @@ ENG_EACH_TYPE(DEQUANTIZE)
 
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
 
-/* About where element i of a row lies: codes of a super-block are not in the order of their elements. */
-INLINE const char *near_element(const eng_type t, const char *row, size_t i)
-{
-    return t < ENG_Q8_0 ? row + i * block_bytes(t) : row + i / 32 * block_bytes(t) / (is_super(t) ? 8 : 1);
-}
-
 /* 16 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. The same place of the next panel's rows is asked for on
  * the way (it never faults): a slice of a row is too short for the hardware's prefetchers to see. */
 INLINE void pack_any(const eng_type t, const bool bf16, uint32_t *panel, const char *w, size_t row_bytes, size_t rows, size_t k)

@@ -1,5 +1,5 @@
-/* The plain C level: complete, for any machine, and the oracle the SIMD levels are tested against. No fused multiply-add anywhere
- * (-ffp-contract=off), so its bits are the same on every machine.
+/* The plain C level: complete, for any machine, and the oracle the SIMD levels are tested against. No fused multiply-add but by fmaf,
+ * which is exact (-ffp-contract=off), so its bits are the same on every machine.
  */
 #include "kernels.h"
 
@@ -174,6 +174,59 @@ static void f32_to_bf16(const float *x, uint16_t *out, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         out[i] = eng_f32_to_bf16(x[i]);
+}
+
+/* ---- prefill in 8-bit integers ------------------------------------------------------------------------------------- */
+
+static void quantize_blocks(const float *x, eng_q8_block *out, size_t n)
+{
+    for (size_t b = 0; b < n / 32; b++, out++) {
+        quantize_q8(x + 32 * b, &(eng_q8_act){.q = out->q, .d = &out->d, .s = &out->s}, 32);
+        out->minus[0] = (int16_t)-sum16(out->q);
+        out->minus[1] = (int16_t)-sum16(out->q + 16);
+    }
+}
+
+/* The panel: scales [k/16][ENG_NR], minima [k/32][ENG_NR], codes [ENG_NR][k]. */
+static void pack_q8(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k)
+{
+    float *d = panel, *m = d + k / 16 * ENG_NR;
+    int8_t *q = (int8_t *)(m + k / 32 * ENG_NR);
+    const size_t block = eng_types[type].block;
+    memset(panel, 0, (size_t)(q - (int8_t *)panel) + k * ENG_NR);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t at = 0; at < k; at += block) {
+            eng_codes c;
+            eng_unpack(type, (const char *)w + r * row_bytes + type_bytes(type, at), &c);
+            memcpy(q + r * k + at, c.q, block);
+            for (size_t i = at / 16; i < (at + block) / 16; i++) {
+                d[i * ENG_NR + r] = c.d[i - at / 16];
+                m[i / 2 * ENG_NR + r] = c.m[i - at / 16];
+            }
+        }
+}
+
+static void gemm_q8(float *c, size_t ldc, const eng_q8_block *a, size_t lda, const void *panel, eng_type type, size_t m, size_t n, size_t k,
+                    bool accumulate)
+{
+    const float *wd = panel, *wm = wd + k / 16 * ENG_NR;
+    const int8_t *wq = (const int8_t *)(wm + k / 32 * ENG_NR);
+    const bool halves = eng_type_part(type) == 16, has_min = eng_type_has_min(type);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            float acc = accumulate ? c[i * ldc + j] : 0;
+            for (size_t b = 0; b < k / 32; b++) {
+                const eng_q8_block *x = a + i * lda + b;
+                const int8_t *q = wq + j * k + 32 * b;
+                float u = wd[2 * b * ENG_NR + j] * (float)dot(q, x->q, halves ? 16 : 32);
+                if (halves)
+                    u = fmaf(wd[(2 * b + 1) * ENG_NR + j], (float)dot(q + 16, x->q + 16, 16), u);
+                acc = fmaf(u, x->d, acc);
+                if (has_min)
+                    acc = fmaf(wm[b * ENG_NR + j], x->s, acc);
+            }
+            c[i * ldc + j] = acc;
+        }
 }
 
 /* ---- attention -------------------------------------------------------------------------------------------------- */
@@ -358,6 +411,9 @@ void eng_kernels_scalar(eng_kernels *k)
         .gemm_f32 = gemm_f32,
         .gemm_bf16 = NULL,
         .f32_to_bf16 = f32_to_bf16,
+        .quantize_blocks = quantize_blocks,
+        .pack_q8 = pack_q8,
+        .gemm_q8 = gemm_q8,
         .kv_load = {dequantize_F32, dequantize_F16, dequantize_BF16},
         .kv_store = {kv_store_f32, kv_store_f16, kv_store_bf16},
         .qk = {qk_f32, qk_f16, qk_bf16},

@@ -375,6 +375,89 @@ START_TEST(gemm)
 }
 END_TEST
 
+/* ---- prefill in 8-bit integers ------------------------------------------------------------------------------------ */
+
+/* Rows of blocks, `stride` apart; both ends of the codes' range in the last row. */
+static eng_q8_block *blocks_new(const eng_kernels *k, t_rng *rng, size_t m, size_t depth, size_t stride)
+{
+    eng_q8_block *a = t_alloc(m ? ((m - 1) * stride + depth / 32) * sizeof *a : 0), *want = t_alloc(depth / 32 * sizeof *a);
+    float *x = t_floats(depth), *d = t_floats(depth / 32), *s = t_floats(depth / 32);
+    int8_t *q = t_alloc(depth);
+    for (size_t i = 0; i < m; i++) {
+        for (size_t j = 0; j < depth; j++)
+            x[j] = i + 1 == m && m > 1 ? (j / 32 % 2 ? 3.0f : -3.0f) : i % 2 ? t_normal(rng) : adversarial(rng, j / 32);
+        k->quantize_blocks(x, a + i * stride, depth);
+        t_level(ENG_CPU_SCALAR)->quantize_blocks(x, want, depth);
+        t_same("blocks", k->name, a + i * stride, want, depth / 32 * sizeof *a);
+        k->quantize_q8(x, &(eng_q8_act){.q = q, .d = d, .s = s}, depth);
+        for (size_t b = 0; b < depth / 32; b++) {
+            int sum[2] = {0, 0};
+            for (size_t j = 0; j < 32; j++)
+                sum[j / 16] += q[32 * b + j];
+            t_same("codes", k->name, want[b].q, q + 32 * b, 32);
+            ck_assert(want[b].d == d[b] && want[b].s == s[b] && want[b].minus[0] == -sum[0] && want[b].minus[1] == -sum[1]);
+        }
+    }
+    return a;
+}
+
+/* Against float64, with the bound of check_gemv_q8, and against the scalar level, whose bits it must have. */
+static void check_gemm_q8(const eng_kernels *k, eng_type t, t_rng *rng, size_t m, size_t n, size_t depth)
+{
+    const eng_kernels *scalar = t_level(ENG_CPU_SCALAR);
+    const size_t row_bytes = t_row_bytes(t, depth) + 2 * (n % 3), ldc = n + 3, lda = depth / 32 + m % 3, cut = depth / 512 * 256;
+    char *w = t_weights(rng, t, n, depth, row_bytes), *panel = t_alloc(depth * ENG_NR * 2), *own = t_alloc(depth * ENG_NR * 2);
+    eng_q8_block *a = blocks_new(k, rng, m, depth, lda);
+    float *c = t_floats(m * ldc), *want = t_floats(m * ldc), alone[ENG_NR];
+    int8_t *q = t_alloc(depth);
+    float *d = t_floats(depth / 32);
+    for (size_t i = 0; i < m * ldc; i++)
+        c[i] = want[i] = 77;
+    memset(panel, 0xff, depth * ENG_NR * 2);
+    k->pack_q8(panel, t, w, row_bytes, n, depth);
+    scalar->pack_q8(own, t, w, row_bytes, n, depth);
+    k->gemm_q8(c, ldc, a, lda, panel, t, m, n, depth, false);
+    scalar->gemm_q8(want, ldc, a, lda, own, t, m, n, depth, false);
+    t_same(eng_types[t].name, k->name, c, want, m * ldc * sizeof(float));
+    for (size_t i = 0; i < m; i++) {
+        for (size_t b = 0; b < depth / 32; b++) {
+            memcpy(q + 32 * b, a[i * lda + b].q, 32);
+            d[b] = a[i * lda + b].d;
+        }
+        for (size_t j = 0; j < n; j++) {
+            double size, sum = dot_q8(t, w + j * row_bytes, &(eng_q8_act){.q = q, .d = d}, depth, &size);
+            t_near("gemm_q8", k->name, c[i * ldc + j], sum, ((double)depth / 8 + 12) * EPS * size + FLT_MIN);
+        }
+        k->gemm_q8(alone, ENG_NR, a + i * lda, lda, panel, t, 1, n, depth, false);
+        t_same("a row alone", k->name, alone, c + i * ldc, n * 4);
+        k->gemm_q8(alone, ENG_NR, a + i * lda, lda, panel, t, 1, 1, depth, false);
+        t_same("an output alone", k->name, alone, c + i * ldc, 4);
+    }
+    if (cut) { /* two parts of k, added up, are the whole */
+        k->pack_q8(panel, t, w, row_bytes, n, cut);
+        k->gemm_q8(want, ldc, a, lda, panel, t, m, n, cut, false);
+        k->pack_q8(panel, t, w + t_row_bytes(t, cut), row_bytes, n, depth - cut);
+        k->gemm_q8(want, ldc, a + cut / 32, lda, panel, t, m, n, depth - cut, true);
+        t_same("accumulate", k->name, want, c, m * ldc * sizeof(float));
+    }
+    t_arena_reset();
+}
+
+START_TEST(gemm_q8)
+{
+    static const size_t heights[] = {0, 1, 2, 3, 4, 5, 6, 7, 13, 23}, widths[] = {1, 9, 16, 17, 31, 32};
+    t_rng rng = t_seed(7);
+    FOR_LEVELS(k)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
+        const size_t *lengths, count = lengths_of(t, &lengths);
+        ck_assert(!k->prefill_q8[t] || (eng_types[t].block > 1 && t != ENG_Q2_K));
+        for (size_t i = 0; eng_types[t].block > 1 && t != ENG_Q2_K && i < COUNT(heights); i++)
+            for (size_t j = 0; j < COUNT(widths); j++)
+                check_gemm_q8(k, t, &rng, heights[i], widths[j], lengths[(i + j) % count]);
+    }
+}
+END_TEST
+
 int main(void)
 {
     t_skip_lines();
@@ -388,6 +471,7 @@ int main(void)
     tcase_add_test(t, pack);
     tcase_add_test(t, to_bf16);
     tcase_add_test(t, gemm);
+    tcase_add_test(t, gemm_q8);
     suite_add_tcase(s, t);
     return t_run(s);
 }
