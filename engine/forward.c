@@ -29,6 +29,8 @@ struct eng_forward {
     const eng_view *view;
     const eng_layer *weights;
     const float *norm;
+    const eng_weight *const *readers; /* [n_readers] the weights that read what is normed */
+    uint32_t n_readers;
     const float *post_norm; /* of the output in h before it is added; NULL: none */
     bool decode;
     bool added;             /* the last block's output is in x already, and not in h */
@@ -127,7 +129,7 @@ static void norm_token(eng_forward *f, uint32_t t)
     size_t at = (size_t)t * m->n_embd;
     f->p.kernels->rms_norm(f->h + at, f->x + at, f->norm, m->n_embd, m->rms_eps);
     if (!f->decode)
-        eng_linear_input(f->linear, t, f->h + at, m->n_embd);
+        eng_linear_input(f->linear, f->readers, f->n_readers, t, f->h + at);
 }
 
 /* Which position of its stratum a query is drawn from: fixed, but without rhythm (a hash), so that it cannot beat with the text's. */
@@ -254,6 +256,15 @@ static bool canceled(const atomic_bool *cancel)
     return cancel && atomic_load_explicit(cancel, memory_order_relaxed);
 }
 
+/* x, with the block before added, normed and made the input of `readers`. */
+static void norm_all(eng_forward *f, const float *norm, const eng_weight *const *readers, uint32_t n, bool first)
+{
+    f->norm = norm;
+    f->readers = readers;
+    f->n_readers = n;
+    each_token(f, first ? norm_token : add_norm_token);
+}
+
 /* y = W h for the f->n tokens at hand, by the prefill kernels or by the decode kernels. */
 static void product(eng_forward *f, const eng_weight *const *w, float *const *y, uint32_t n)
 {
@@ -288,7 +299,8 @@ static void feed_forward(eng_forward *f)
         each_token(f, gate_token);
         project(f, &w->w_down, f->gate);
     } else {
-        eng_linear_prefill_gated(f->linear, &w->w_gate, &w->w_up, f->p.model->act == ENG_GELU_TANH ? kn->gelu_mul : kn->silu_mul, NULL, f->n);
+        eng_linear_prefill_gated(f->linear, &w->w_gate, &w->w_up, &w->w_down, f->p.model->act == ENG_GELU_TANH ? kn->gelu_mul : kn->silu_mul, NULL,
+                                 f->n);
         project(f, &w->w_down, NULL);
     }
 }
@@ -302,9 +314,9 @@ static int layers(eng_forward *f, const atomic_bool *cancel)
         if (canceled(cancel))
             return -ECANCELED;
         const eng_layer *w = f->weights = &m->layers[f->layer];
-        f->norm = w->attn_norm;
-        each_token(f, f->layer ? add_norm_token : norm_token); /* adds the FFN of the layer before */
-        product(f, (const eng_weight *const[]){&w->wq, &w->wk, &w->wv}, (float *const[]){f->q, f->k, f->v}, 3);
+        const eng_weight *const qkv[] = {&w->wq, &w->wk, &w->wv}, *const gate_up[] = {&w->w_gate, &w->w_up};
+        norm_all(f, w->attn_norm, qkv, 3, f->layer == 0);
+        product(f, qkv, (float *const[]){f->q, f->k, f->v}, 3);
         each_token(f, place_token);
         if (f->decode)
             eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
@@ -312,14 +324,12 @@ static int layers(eng_forward *f, const atomic_bool *cancel)
             eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
         f->post_norm = w->attn_post_norm;
         project(f, &w->wo, f->o);
-        f->norm = w->ffn_norm;
-        each_token(f, add_norm_token);
+        norm_all(f, w->ffn_norm, gate_up, 2, false);
         f->post_norm = w->ffn_post_norm;
         feed_forward(f);
         atomic_fetch_add_explicit(f->p.heartbeat, 1, memory_order_relaxed);
     }
-    f->norm = m->output_norm;
-    each_token(f, add_norm_token);
+    norm_all(f, m->output_norm, (const eng_weight *const[]){&m->output}, 1, false);
     return 0;
 }
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { MAX_WEIGHTS = 3, TASKS_PER_THREAD = 6, MIN_ROWS = 16, MIN_TOKENS = 48, ALIGN = 64 };
-enum { MAX_SLICE = 320 };        /* of k: 20 KiB of a bf16 panel */
+enum { MAX_SLICE = 320 };        /* of k: 20 KiB of a bf16 panel, at most 13 in 8 bits */
 enum { MAX_PANELS = 8 };         /* of a task */
 enum { L2_INPUT = 1200 * 1024 }; /* bytes of input that stay in the L2 cache (2 MiB, or 1 MiB and a fast L3) next to a panel's outputs */
 
@@ -32,11 +32,13 @@ struct eng_linear {
     void *arena;
     scratch *workers; /* [threads] */
     eng_q8_act q8;    /* decode: the quantised input */
-    /* prefill: the input, and the one that a gated product makes; [slices][max_tokens][slice] of bf16, or of floats (see in_bf16) */
+    /* prefill: the input, and the one that a gated product makes; [slices][max_tokens][slice] in one of the forms */
     void *input, *next;
 };
 
 enum output { STORE, ADD, GATE };
+/* What the products of prefill take as input: floats, bf16, or blocks of 32 in 8 bits. */
+enum form { FLOATS, BF16, Q8 };
 
 /* One product; the ctx of its tasks. */
 typedef struct {
@@ -45,13 +47,15 @@ typedef struct {
     float *const *y;
     const float *x;
     uint32_t n, n_tokens;
+    uint32_t n_weights;              /* prefill: n, or 2 where gated: tasks are then cut by the gate's rows alone */
     uint32_t rows, tokens;           /* of a task, at most; in prefill of a panel */
     uint32_t n_blocks, n_runs;       /* prefill: token blocks, runs of panels */
     uint32_t slice;                  /* prefill: elements of k at a time */
     uint32_t first[MAX_WEIGHTS + 1]; /* first task of each weight; in prefill the first panel */
-    bool bf16;
+    enum form form;
     enum output output;
     eng_gate_fn *gate;
+    enum form next; /* of what is gated */
 } product;
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
@@ -189,29 +193,42 @@ static uint32_t slice_width(uint32_t cols)
     return ((cols + n - 1) / n + 31) / 32 * 32;
 }
 
-/* The bf16 kernels take pairs. */
-static bool in_bf16(const eng_linear *l, uint32_t cols)
+/* The form of the input that n weights read: 8 bits where all of them are multiplied so. The bf16 kernels take pairs. */
+static enum form form_of(const eng_linear *l, const eng_weight *const *w, uint32_t n)
 {
-    return l->k->gemm_bf16 && !l->f32 && cols % 2 == 0;
+    bool q8 = !l->f32;
+    for (uint32_t i = 0; i < n; i++)
+        q8 &= l->k->prefill_q8[w[i]->type];
+    return q8 ? Q8 : l->k->gemm_bf16 && !l->f32 && w[0]->cols % 2 == 0 ? BF16 : FLOATS;
 }
 
-/* Puts elements [from, from + n) of `tokens` tokens, which lie in one slice, into an input of `cols`. */
-static void put(const eng_linear *l, void *input, size_t t, size_t tokens, uint32_t cols, size_t from, const float *x, size_t ldx, size_t n)
+static size_t form_bytes(enum form form, size_t n)
 {
-    size_t slice = slice_width(cols), at = from / slice * slice * l->max_tokens + t * slice + from % slice;
-    bool bf16 = in_bf16(l, cols);
-    for (size_t i = 0; i < tokens; i++, at += slice, x += ldx)
-        if (bf16)
-            l->k->f32_to_bf16(x, (uint16_t *)input + at, n);
-        else
-            memcpy((float *)input + at, x, n * sizeof(float));
+    return form == Q8 ? n / 32 * sizeof(eng_q8_block) : n * (form == BF16 ? sizeof(uint16_t) : sizeof(float));
 }
 
-void eng_linear_input(eng_linear *l, uint32_t t, const float *x, uint32_t cols)
+/* Puts elements [from, from + n) of `tokens` tokens, which lie in one slice, into an input of `cols`. 8 bits: whole blocks. */
+static void put(const eng_linear *l, void *input, enum form form, size_t t, size_t tokens, uint32_t cols, size_t from, const float *x, size_t ldx,
+                size_t n)
 {
     size_t slice = slice_width(cols);
+    char *at = (char *)input + form_bytes(form, from / slice * slice * l->max_tokens + t * slice + from % slice);
+    for (size_t i = 0; i < tokens; i++, at += form_bytes(form, slice), x += ldx)
+        if (form == Q8)
+            l->k->quantize_blocks(x, (void *)at, n);
+        else if (form == BF16)
+            l->k->f32_to_bf16(x, (void *)at, n);
+        else
+            memcpy(at, x, n * sizeof(float));
+}
+
+void eng_linear_input(eng_linear *l, const eng_weight *const *w, uint32_t n, uint32_t t, const float *x)
+{
+    uint32_t cols = w[0]->cols;
+    enum form form = form_of(l, w, n);
+    size_t slice = slice_width(cols);
     for (size_t from = 0; from < cols; from += slice)
-        put(l, l->input, t, 1, cols, from, x + from, 0, min_size(slice, cols - from));
+        put(l, l->input, form, t, 1, cols, from, x + from, 0, min_size(slice, cols - from));
 }
 
 static void input_task(void *ctx, uint32_t task, uint32_t worker)
@@ -220,7 +237,7 @@ static void input_task(void *ctx, uint32_t task, uint32_t worker)
     const product *p = ctx;
     uint32_t cols = p->w[0]->cols, at = task * p->tokens, end = (uint32_t)min_size((size_t)at + p->tokens, p->n_tokens);
     for (; at < end; at++)
-        eng_linear_input(p->l, at, p->x + (size_t)at * cols, cols);
+        eng_linear_input(p->l, p->w, p->n_weights, at, p->x + (size_t)at * cols);
 }
 
 /* ---- prefill: products ------------------------------------------------------------------------------------------ */
@@ -232,12 +249,16 @@ static void multiply(const product *p, const scratch *s, const eng_weight *w, ui
     const eng_linear *l = p->l;
     size_t n = min_size(p->slice, w->cols - from), a = (size_t)from * l->max_tokens + at * p->slice;
     const char *data = (const char *)w->data + (size_t)row * w->row_bytes + from / eng_types[w->type].block * eng_types[w->type].bytes;
-    if (p->bf16) {
+    const void *in = (const char *)l->input + form_bytes(p->form, a), *panel = s->panel;
+    if (p->form == Q8) {
+        l->k->pack_q8(s->panel, w->type, data, w->row_bytes, rows, n);
+        l->k->gemm_q8(c, ldc, in, p->slice / 32, panel, w->type, tokens, rows, n, from > 0);
+    } else if (p->form == BF16) {
         l->k->pack_bf16(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
-        l->k->gemm_bf16(c, ldc, (const uint16_t *)l->input + a, p->slice, s->panel, tokens, rows, n, from > 0);
+        l->k->gemm_bf16(c, ldc, in, p->slice, panel, tokens, rows, n, from > 0);
     } else {
         l->k->pack_f32(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
-        l->k->gemm_f32(c, ldc, (const float *)l->input + a, p->slice, s->panel, ENG_NR, tokens, rows, n, from > 0);
+        l->k->gemm_f32(c, ldc, in, p->slice, panel, ENG_NR, tokens, rows, n, from > 0);
     }
 }
 
@@ -256,7 +277,7 @@ static void finish(const product *p, uint32_t weight, uint32_t row, uint32_t row
         else
             for (size_t t = 0; t < tokens; t++)
                 p->gate(c + t * ENG_NR, c + t * ENG_NR, up + t * ENG_NR, rows);
-        put(p->l, p->l->next, at, tokens, (uint32_t)stride, row, c, ENG_NR, rows);
+        put(p->l, p->l->next, p->next, at, tokens, (uint32_t)stride, row, c, ENG_NR, rows);
     }
 }
 
@@ -297,7 +318,7 @@ static void run(product *p)
     }
     p->rows = ENG_NR;
     p->slice = slice_width(cols);
-    p->bf16 = in_bf16(l, cols);
+    p->form = form_of(l, p->w, p->n_weights);
     uint32_t panels = cut_rows(p), want = threads == 1 || !panels ? 1 : threads * 4 / panels + 1;
     p->n_blocks = p->n_tokens / MIN_TOKENS < want ? p->n_tokens / MIN_TOKENS : want;
     if (!p->n_blocks)
@@ -306,7 +327,7 @@ static void run(product *p)
     p->n_blocks = (p->n_tokens + p->tokens - 1) / p->tokens;
     /* Inputs that come from beyond the L2 cache are used for several panels each time; every thread gets the same number of runs. */
     p->n_runs = panels;
-    if ((size_t)cols * p->tokens * (p->bf16 ? 2 : 4) > L2_INPUT) {
+    if (form_bytes(p->form, (size_t)cols * p->tokens) > L2_INPUT) {
         uint32_t most = p->output == GATE ? MAX_PANELS / 2 : MAX_PANELS;
         p->n_runs = (uint32_t)min_size((panels + most * threads - 1) / (most * threads) * threads, panels);
     }
@@ -315,19 +336,23 @@ static void run(product *p)
 
 void eng_linear_prefill(eng_linear *l, const eng_weight *const *w, float *const *y, uint32_t n, const float *x, uint32_t n_tokens)
 {
-    product p = {.l = l, .w = w, .y = y, .x = x, .n = n, .n_tokens = n_tokens, .output = STORE};
+    product p = {.l = l, .w = w, .y = y, .x = x, .n = n, .n_weights = n, .n_tokens = n_tokens, .output = STORE};
     run(&p);
 }
 
 void eng_linear_prefill_add(eng_linear *l, const eng_weight *w, float *y, const float *x, uint32_t n_tokens)
 {
-    product p = {.l = l, .w = &w, .y = &y, .x = x, .n = 1, .n_tokens = n_tokens, .output = ADD};
+    product p = {.l = l, .w = &w, .y = &y, .x = x, .n = 1, .n_weights = 1, .n_tokens = n_tokens, .output = ADD};
     run(&p);
 }
 
-void eng_linear_prefill_gated(eng_linear *l, const eng_weight *gate, const eng_weight *up, eng_gate_fn *fn, const float *x, uint32_t n_tokens)
+void eng_linear_prefill_gated(eng_linear *l, const eng_weight *gate, const eng_weight *up, const eng_weight *down, eng_gate_fn *fn, const float *x,
+                              uint32_t n_tokens)
 {
-    product p = {.l = l, .w = (const eng_weight *const[]){gate, up}, .x = x, .n = 1, .n_tokens = n_tokens, .output = GATE, .gate = fn};
+    product p = {.l = l, .w = (const eng_weight *const[]){gate, up}, .x = x, .n = 1, .n_weights = 2, .n_tokens = n_tokens};
+    p.output = GATE;
+    p.gate = fn;
+    p.next = form_of(l, &down, 1);
     run(&p);
     void *made = l->next;
     l->next = l->input;

@@ -19,15 +19,17 @@ void eng_linear_decode(eng_linear *l, const eng_weight *const *w, float *const *
 
 /* ---- prefill: n_tokens <= max_tokens at a time. A token's output has the same bits whatever n_tokens is. -------------- */
 
-/* The input of the next product at token t. For tasks of the pool, each token once, so that who makes a row puts it where the kernels read it. */
-void eng_linear_input(eng_linear *l, uint32_t t, const float *x, uint32_t cols);
+/* The input x at token t of the next product, which is with these weights. For tasks of the pool, each token once, so that who makes a row puts
+ * it where the kernels read it. */
+void eng_linear_input(eng_linear *l, const eng_weight *const *w, uint32_t n, uint32_t t, const float *x);
 
 /* y[i][t] = W[i] x[t] for up to 3 weights; x, y dense (strides cols and rows). x NULL here and below: the input is set. */
 void eng_linear_prefill(eng_linear *l, const eng_weight *const *w, float *const *y, uint32_t n, const float *x, uint32_t n_tokens);
 /* y[t] += W x[t] */
 void eng_linear_prefill_add(eng_linear *l, const eng_weight *w, float *y, const float *x, uint32_t n_tokens);
-/* fn(gate x[t], up x[t]) becomes the input of the next product. */
+/* fn(gate x[t], up x[t]) becomes the input of the next product, which is with `down`. */
 typedef void eng_gate_fn(float *out, const float *gate, const float *up, size_t n); /* silu_mul, gelu_mul */
-void eng_linear_prefill_gated(eng_linear *l, const eng_weight *gate, const eng_weight *up, eng_gate_fn *fn, const float *x, uint32_t n_tokens);
+void eng_linear_prefill_gated(eng_linear *l, const eng_weight *gate, const eng_weight *up, const eng_weight *down, eng_gate_fn *fn, const float *x,
+                              uint32_t n_tokens);
 
 #endif

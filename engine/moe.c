@@ -26,6 +26,7 @@ struct eng_moe {
     const eng_layer *w;
     float *h;
     uint32_t at, n; /* the current expert's entries in `rows`: [at, at + n) */
+    const eng_weight *gate_up[2]; /* its weights */
 };
 
 int eng_moe_new(const eng_model *m, const eng_kernels *k, eng_pool *pool, eng_linear *l, uint32_t n_chunk, eng_moe **ret)
@@ -138,7 +139,7 @@ static void group_by_expert(eng_moe *moe, uint32_t n)
 static void gather_row(eng_moe *moe, uint32_t i)
 {
     uint32_t n = moe->m->n_embd;
-    eng_linear_input(moe->linear, i, moe->h + (size_t)moe->rows[moe->at + i] * n, n);
+    eng_linear_input(moe->linear, moe->gate_up, 2, i, moe->h + (size_t)moe->rows[moe->at + i] * n);
 }
 
 static void scatter_row(eng_moe *moe, uint32_t i)
@@ -185,8 +186,10 @@ static void run_expert(eng_moe *moe, const eng_weight *gate, const eng_weight *u
         k->silu_mul(moe->gate, moe->gate, moe->up, moe->m->n_ff_expert);
         eng_linear_decode(moe->linear, &down, &moe->y, 1, moe->gate);
     } else {
+        moe->gate_up[0] = gate;
+        moe->gate_up[1] = up;
         each_row(moe, gather_row, moe->n);
-        eng_linear_prefill_gated(moe->linear, gate, up, k->silu_mul, NULL, moe->n);
+        eng_linear_prefill_gated(moe->linear, gate, up, down, k->silu_mul, NULL, moe->n);
         eng_linear_prefill(moe->linear, &down, &moe->y, 1, NULL, moe->n);
     }
 }
