@@ -176,7 +176,7 @@ static int try_to_open(description *d, const char *path)
     i->head_dim = d->model->head_dim;
     d->d.rope_base = d->model->rope_base;
     d->d.rope_dim = d->model->rope_dim;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k <= ENG_KV_Q8_0; k++) {
         eng_kv_shape s = eng_kv_shape_of(d->model, (eng_kv_type)k, (eng_kv_type)k);
         d->d.kv_bytes_per_token[k] = eng_kv_bytes_per_token(&s);
     }

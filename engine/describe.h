@@ -32,7 +32,7 @@ typedef struct {
     } special[ENG_MAX_SPECIAL];
     const char *template_line; /* the first one; its length is in info, where chat_template is NULL */
     size_t template_lines;
-    size_t kv_bytes_per_token[3]; /* keys and values, by eng_kv_type of both; 0: with a refusal */
+    size_t kv_bytes_per_token[ENG_KV_Q8_0 + 1]; /* keys and values, by eng_kv_type of both; 0: with a refusal */
     size_t index_bytes_per_token; /* at most */
 } eng_description;
 

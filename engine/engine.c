@@ -1,6 +1,7 @@
 #include "engine_private.h"
 
 #include "clock.h"
+#include "key_mean.h"
 #include "memory.h"
 
 #include <errno.h>
@@ -207,9 +208,17 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
     fill_info(e);
     if ((r = eng_named_open(e)) < 0)
         return r;
+    if ((r = check_memory(e, err, errlen)) < 0)
+        return r;
+    if (e->params.type_k == ENG_KV_Q8_0) {
+        snprintf(err, errlen, "the mean key cannot be measured");
+        if ((r = eng_key_mean(e->forward, &fp, e->tokenizer, &e->shape, e->params.n_ctx, &e->key_shift)) < 0)
+            return r;
+        eng_forward_shift_keys(e->forward, e->key_shift);
+    }
     if (eng_memory_huge_pages(""))
         e->n_pieces = (uint32_t)eng_gguf_n_pieces(e->model->file);
-    return check_memory(e, err, errlen);
+    return 0;
 }
 
 int eng_open(const char *model_path, const eng_params *params, eng_engine **ret, char *err, size_t errlen)
@@ -248,6 +257,7 @@ void eng_close(eng_engine *e)
     eng_tokenizer_free(e->tokenizer);
     eng_rope_done(&e->rope);
     free(e->window);
+    free(e->key_shift);
     eng_model_close(e->model);
     gpu_close(e->gpu);
     free(e->chat_template);

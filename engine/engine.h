@@ -16,7 +16,7 @@ typedef struct eng_engine eng_engine;
 typedef struct eng_session eng_session;
 
 typedef enum { ENG_CPU_AUTO, ENG_CPU_SCALAR, ENG_CPU_AVX2, ENG_CPU_AVX512, ENG_CPU_AMX } eng_cpu;
-typedef enum { ENG_KV_F32, ENG_KV_F16, ENG_KV_BF16 } eng_kv_type;
+typedef enum { ENG_KV_F32, ENG_KV_F16, ENG_KV_BF16, ENG_KV_Q8_0 } eng_kv_type; /* q8_0: keys less the mean key (engine/README.md) */
 
 /* ---- attention (design: window + retrieved, merged exactly; arXiv 2409.10516 section 3) ------------------------- */
 

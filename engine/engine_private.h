@@ -37,6 +37,7 @@ struct eng_engine {
     eng_rope rope;
     uint32_t *window;           /* [n_layer]: shape.window */
     eng_kv_shape shape;
+    float *key_shift;           /* what 8-bit keys are stored with (key_mean.h); NULL: other keys */
     eng_info info;
     char *chat_template;
     uint32_t n_pieces, n_settled; /* of the weights (gguf.h) */

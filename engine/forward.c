@@ -23,6 +23,7 @@ struct eng_forward {
     float *cs;              /* [rope_dim] cosines, then sines */
     float *cs_local;        /* the same, of layers with a base of their own */
 
+    const float *key_shift; /* [n_layer][n_head_kv][d], added to keys before they are stored; NULL: nothing */
     float q_scale;          /* what makes the attention's 1 / sqrt(head_dim) the model's scale */
 
     /* of the call */
@@ -105,6 +106,11 @@ size_t eng_forward_bytes(const eng_forward *f)
 eng_attn *eng_forward_attention(eng_forward *f)
 {
     return f->attn;
+}
+
+void eng_forward_shift_keys(eng_forward *f, const float *shift)
+{
+    f->key_shift = shift;
 }
 
 /* ---- per-token work ---------------------------------------------------------------------------------------------- */
@@ -200,6 +206,8 @@ static void place_token(eng_forward *f, uint32_t t)
         kn->scale(q, n_q, f->q_scale);
     for (uint32_t head = 0; head < m->n_head_kv; head++, k += d, v += d) {
         turn_head(f, k, w->k_norm, cs);
+        if (f->key_shift)
+            kn->add(k, f->key_shift + ((size_t)f->layer * m->n_head_kv + head) * d, d);
         kn->kv_store[shape->type_k](k, eng_segment_k(span->seg, f->layer, head, pos - span->seg->start), d);
         kn->kv_store[shape->type_v](v, eng_segment_v(span->seg, f->layer, head, pos - span->seg->start), d);
     }

@@ -25,6 +25,9 @@ void eng_forward_free(eng_forward *f);
 size_t eng_forward_bytes(const eng_forward *f);
 eng_attn *eng_forward_attention(eng_forward *f);
 
+/* From now on every key is stored with its head's part of `shift` [n_layer][n_head_kv][head_dim] added, which no softmax sees. NULL: as it is. Borrowed. */
+void eng_forward_shift_keys(eng_forward *f, const float *shift);
+
 /* Where sampled queries of a prefill go: positions are drawn one from each stratum of `stride` tokens counted from `from`. seg: NULL for none. */
 typedef struct {
     eng_segment *seg;

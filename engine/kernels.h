@@ -25,6 +25,8 @@ typedef struct {
     int8_t q[32];
 } eng_q8_block;
 
+enum { ENG_KV_TYPES = ENG_KV_Q8_0 + 1 };
+
 #define ENG_NR 32 /* output columns of a packed panel */
 
 /* A score may be so much above the subtracted maximum (in units of log2) before that follows: most tiles need no rescaling then. */
@@ -92,14 +94,16 @@ typedef struct {
     void (*f32_to_bf16)(const float *x, uint16_t *out, size_t n); /* round to nearest even; denormals may become 0 */
 
     /* --- attention. KV rows are `stride` bytes apart; index by eng_kv_type --- */
-    void (*kv_load[3])(const void *row, float *out, size_t n);
-    void (*kv_store[3])(const float *x, void *row, size_t n); /* round to nearest even; f16 saturates to +-65504 */
+    void (*kv_load[ENG_KV_TYPES])(const void *row, float *out, size_t n);
+    /* Round to nearest even; f16 saturates to +-65504. q8_0: the scale is max|x| / 127 as f16 (saturating), codes are x / scale, at most 127 in size; a NaN
+     * makes all of its block NaN. The same bits on every level. */
+    void (*kv_store[ENG_KV_TYPES])(const float *x, void *row, size_t n);
     /* s[g][r] = q[g] . k[r] for g < group, r < rows; s has row stride lds */
-    void (*qk[3])(float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows, size_t d);
+    void (*qk[ENG_KV_TYPES])(float *s, size_t lds, const float *q, size_t group, const void *k, size_t stride, size_t rows, size_t d);
     /* o[g][:] += sum over r of p[g][r] v[r]; p has row stride ldp. r in rising order */
-    void (*pv[3])(float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows, size_t d);
+    void (*pv[ENG_KV_TYPES])(float *o, const float *p, size_t ldp, size_t group, const void *v, size_t stride, size_t rows, size_t d);
     /* o[:] += sum over i < n of p[i] v[ids[i]] */
-    void (*pv_gather[3])(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d);
+    void (*pv_gather[ENG_KV_TYPES])(float *o, const float *p, const uint32_t *ids, size_t n, const void *v, size_t stride, size_t d);
     /* Prefill: ENG_NR queries are the columns of a product, the keys its rows. Scores x[n][ENG_NR] (times log2 e) -> weights 2^(x - m), in
      * place. Before that a column whose maximum is more than ENG_ATTN_SLACK above its m gets it as m, and l and its column of o[d][ENG_NR] are
      * scaled to it. l += the weights' sums. -inf gives exactly 0, as does what would be below FLT_MIN. Relative error <= 2^-20. A column's

@@ -52,9 +52,14 @@ INLINE void store8h(uint16_t *x, size_t n, __m128i v)
     memcpy(x, h, 2 * n);
 }
 
-/* 8 elements of a row of F32, F16 or BF16 from element i on, of n. */
+/* 8 elements of a row of F32, F16, BF16 or Q8_0 from element i, a multiple of 8, on, of n; beyond n they are 0 (Q8_0's rows have whole blocks with codes 0 there). */
 INLINE __m256 load8(const eng_type t, const void *row, size_t i, size_t n)
 {
+    if (t == ENG_Q8_0) {
+        const eng_q8_0 *b = (const eng_q8_0 *)row + i / 32;
+        __m256 q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(b->q + i % 32))));
+        return _mm256_mul_ps(q, f16_all(get16(b)));
+    }
     if (t == ENG_F32)
         return load8f((const float *)row + i, n - i);
     __m128i h = load8h((const uint16_t *)row + i, n - i);

@@ -1,4 +1,4 @@
-/* AVX2 kernels over KV rows: float32, float16, bfloat16. */
+/* AVX2 kernels over KV rows: float32, float16, bfloat16, q8_0. */
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -26,6 +26,37 @@ static void kv_store_bf16(const float *x, void *row, size_t n)
         r = _mm256_blendv_epi8(r, _mm256_or_si256(top, _mm256_set1_epi32(0x40)), nan);
         store8h((uint16_t *)row + i, n - i, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
     }
+}
+
+static void kv_store_q8_0(const float *x, void *row, size_t n)
+{
+    eng_q8_0 *b = row;
+    for (size_t i = 0; i < n; i += 32, b++) {
+        __m256 v[4];
+        __m256i most = _mm256_setzero_si256();
+        for (size_t j = 0; j < 4; j++) { /* of these bits NaN has the largest */
+            v[j] = i + 8 * j < n ? load8f(x + i + 8 * j, n - i - 8 * j) : _mm256_setzero_ps();
+            most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(v[j]), _mm256_set1_epi32(0x7fffffff)));
+        }
+        __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+        m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+        m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+        float max = _mm_cvtss_f32(_mm_castsi128_ps(m)) / 127.0f;
+        b->d = eng_f32_to_f16(max > 65504 ? 65504 : max);
+        float d = eng_f16_to_f32(b->d), inv = d == 0 ? 0 : 1 / d;
+        for (int j = 0; j < 4; j++) {
+            __m256 y = _mm256_min_ps(_mm256_mul_ps(v[j], _mm256_set1_ps(inv)), _mm256_set1_ps(127)); /* NaN: 127 */
+            __m256i q = _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-127)));
+            __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+            _mm_storel_epi64((void *)(b->q + 8 * j), _mm_packs_epi16(h, h));
+        }
+    }
+}
+
+static void kv_load_q8_0(const void *row, float *out, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8)
+        store8f(out + i, n - i, load8(ENG_Q8_0, row, i, n));
 }
 
 enum { PV_CHUNK = 32 }; /* rows that all heads and dims pass over before the next ones: they stay in the first cache */
@@ -90,7 +121,7 @@ INLINE void pv_tile(const int ng, const bool part, const eng_type t, float *o, c
                     const char *v, size_t stride, size_t rows, size_t i, size_t d)
 {
     enum { ROWS_AHEAD = 8 }; /* of gathered rows */
-    const size_t at = i * (t == ENG_F32 ? 4 : 2);
+    const size_t at = t == ENG_Q8_0 ? i / 32 * sizeof(eng_q8_0) : i * (t == ENG_F32 ? 4 : 2);
     __m256 acc[3][4];
     for (int g = 0; g < ng; g++)
         for (size_t j = 0; j < 4; j++)
@@ -158,6 +189,7 @@ INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_
 PER_TYPE(f32, ENG_F32)
 PER_TYPE(f16, ENG_F16)
 PER_TYPE(bf16, ENG_BF16)
+PER_TYPE(q8_0, ENG_Q8_0)
 #undef PER_TYPE
 
 /* ---- prefill ----------------------------------------------------------------------------------------------------- */
@@ -208,14 +240,19 @@ void eng_avx2_attention(eng_kernels *k)
     k->softmax_columns = softmax_columns;
     k->kv_store[ENG_KV_F16] = kv_store_f16;
     k->kv_store[ENG_KV_BF16] = kv_store_bf16;
+    k->kv_load[ENG_KV_Q8_0] = kv_load_q8_0;
+    k->kv_store[ENG_KV_Q8_0] = kv_store_q8_0;
     k->qk[ENG_KV_F32] = qk_f32;
     k->qk[ENG_KV_F16] = qk_f16;
     k->qk[ENG_KV_BF16] = qk_bf16;
+    k->qk[ENG_KV_Q8_0] = qk_q8_0;
     k->pv[ENG_KV_F32] = pv_f32;
     k->pv[ENG_KV_F16] = pv_f16;
     k->pv[ENG_KV_BF16] = pv_bf16;
+    k->pv[ENG_KV_Q8_0] = pv_q8_0;
     k->pv_gather[ENG_KV_F32] = pv_gather_f32;
     k->pv_gather[ENG_KV_F16] = pv_gather_f16;
     k->pv_gather[ENG_KV_BF16] = pv_gather_bf16;
+    k->pv_gather[ENG_KV_Q8_0] = pv_gather_q8_0;
 }
 #endif

@@ -20,20 +20,28 @@ INLINE __mmask16 tail16(size_t n)
     return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
 }
 
-/* 16 elements of a row of F32, F16 or BF16 from element i on; lanes outside the mask are not read and give 0. */
+INLINE __m512 f16_all16(uint16_t h)
+{
+    return _mm512_cvtph_ps(_mm256_set1_epi16((short)h));
+}
+
+/* 16 elements of a row of F32, F16, BF16 or Q8_0 from element i, a multiple of 16, on; lanes outside the mask give 0 and are not read, but for Q8_0's, whose
+ * rows have whole blocks with codes 0 there. */
 INLINE __m512 load16(const eng_type t, const void *row, size_t i, __mmask16 m)
 {
+    if (t == ENG_Q8_0) {
+        if (!m)
+            return _mm512_setzero_ps();
+        const eng_q8_0 *b = (const eng_q8_0 *)row + i / 32;
+        __m512 q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(b->q + i % 32))));
+        return _mm512_mul_ps(q, f16_all16(get16(b)));
+    }
     if (t == ENG_F32)
         return _mm512_maskz_loadu_ps(m, (const float *)row + i);
     __m256i h = _mm256_maskz_loadu_epi16(m, (const uint16_t *)row + i);
     if (t == ENG_F16)
         return _mm512_cvtph_ps(h);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-}
-
-INLINE __m512 f16_all16(uint16_t h)
-{
-    return _mm512_cvtph_ps(_mm256_set1_epi16((short)h));
 }
 
 /* Elements i .. i+31 of a row of any type, of n; i is a multiple of 32 for the block types. s: the scales of the super-block. */

@@ -1,4 +1,4 @@
-/* AVX-512 kernels over KV rows: float32, float16, bfloat16. */
+/* AVX-512 kernels over KV rows: float32, float16, bfloat16, q8_0. */
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -28,6 +28,38 @@ static void kv_store_bf16(const float *x, void *row, size_t n)
         r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(f, f, _CMP_UNORD_Q), top, _mm512_set1_epi32(0x40));
         _mm256_mask_storeu_epi16((uint16_t *)row + i, k, _mm512_cvtepi32_epi16(r));
     }
+}
+
+static void kv_store_q8_0(const float *x, void *row, size_t n)
+{
+    eng_q8_0 *b = row;
+    for (size_t i = 0; i < n; i += 32, b++) {
+        __m512 v[2] = {_mm512_maskz_loadu_ps(tail16(n - i), x + i), _mm512_maskz_loadu_ps(n - i > 16 ? tail16(n - i - 16) : 0, x + i + 16)};
+        const __m512i size = _mm512_set1_epi32(0x7fffffff); /* of these bits NaN has the largest */
+        uint32_t bits = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(v[0]), size), _mm512_and_si512(_mm512_castps_si512(v[1]), size)));
+        float max;
+        memcpy(&max, &bits, 4);
+        max /= 127.0f;
+        b->d = eng_f32_to_f16(max > 65504 ? 65504 : max);
+        float d = eng_f16_to_f32(b->d), inv = d == 0 ? 0 : 1 / d;
+        for (int j = 0; j < 2; j++) {
+            __m512 y = _mm512_min_ps(_mm512_mul_ps(v[j], _mm512_set1_ps(inv)), _mm512_set1_ps(127)); /* NaN: 127 */
+            y = _mm512_max_ps(y, _mm512_set1_ps(-127));
+            _mm_storeu_si128((void *)(b->q + 16 * j), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(y)));
+        }
+    }
+}
+
+static void kv_load_q8_0(const void *row, float *out, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16)
+        _mm512_mask_storeu_ps(out + i, tail16(n - i), load16(ENG_Q8_0, row, i, tail16(n - i)));
+}
+
+/* Bytes of a row before element i. */
+INLINE size_t bytes_before(const eng_type t, size_t i)
+{
+    return t == ENG_Q8_0 ? i / 32 * sizeof(eng_q8_0) : i * (t == ENG_F32 ? 4 : 2);
 }
 
 enum { PV_CHUNK = 32 }; /* rows that all heads and dims pass over before the next ones: they stay in the first cache */
@@ -93,7 +125,7 @@ INLINE void pv_tile(const int ng, const int nj, const eng_type t, float *o, cons
                     const char *v, size_t stride, size_t rows, size_t i, size_t d)
 {
     enum { ROWS_AHEAD = 8 }; /* of gathered rows */
-    const size_t size = t == ENG_F32 ? 4 : 2;
+    const size_t at = bytes_before(t, i), end = bytes_before(t, i + 16 * (size_t)nj);
     __m512 acc[7][4];
     __mmask16 m[4];
     for (int j = 0; j < nj; j++)
@@ -104,10 +136,10 @@ INLINE void pv_tile(const int ng, const int nj, const eng_type t, float *o, cons
     for (size_t r = 0; r < rows; r++) {
         const char *row = v + (ids ? ids[r] : r) * stride;
         if (ids && r + ROWS_AHEAD < rows)
-            for (size_t byte = i * size; byte < (i + 16 * (size_t)nj) * size; byte += 64)
+            for (size_t byte = at; byte < end; byte += 64)
                 _mm_prefetch(v + ids[r + ROWS_AHEAD] * stride + byte, _MM_HINT_T0);
         if (fetch)
-            for (size_t byte = i * size; byte < (i + 16 * (size_t)nj) * size; byte += 64)
+            for (size_t byte = at; byte < end; byte += 64)
                 prefetch_rows(row + byte);
         __m512 u[4];
         for (int j = 0; j < nj; j++)
@@ -158,6 +190,7 @@ INLINE void pv_any(const eng_type t, float *o, const float *p, size_t ldp, size_
 PER_TYPE(f32, ENG_F32)
 PER_TYPE(f16, ENG_F16)
 PER_TYPE(bf16, ENG_BF16)
+PER_TYPE(q8_0, ENG_Q8_0)
 #undef PER_TYPE
 
 /* ---- prefill ----------------------------------------------------------------------------------------------------- */
@@ -222,14 +255,19 @@ void eng_avx512_attention(eng_kernels *k)
     k->softmax_columns = softmax_columns;
     k->kv_store[ENG_KV_F16] = kv_store_f16;
     k->kv_store[ENG_KV_BF16] = kv_store_bf16;
+    k->kv_load[ENG_KV_Q8_0] = kv_load_q8_0;
+    k->kv_store[ENG_KV_Q8_0] = kv_store_q8_0;
     k->qk[ENG_KV_F32] = qk_f32;
     k->qk[ENG_KV_F16] = qk_f16;
     k->qk[ENG_KV_BF16] = qk_bf16;
+    k->qk[ENG_KV_Q8_0] = qk_q8_0;
     k->pv[ENG_KV_F32] = pv_f32;
     k->pv[ENG_KV_F16] = pv_f16;
     k->pv[ENG_KV_BF16] = pv_bf16;
+    k->pv[ENG_KV_Q8_0] = pv_q8_0;
     k->pv_gather[ENG_KV_F32] = pv_gather_f32;
     k->pv_gather[ENG_KV_F16] = pv_gather_f16;
     k->pv_gather[ENG_KV_BF16] = pv_gather_bf16;
+    k->pv_gather[ENG_KV_Q8_0] = pv_gather_q8_0;
 }
 #endif

@@ -231,7 +231,48 @@ static void gemm_q8(float *c, size_t ldc, const eng_q8_block *a, size_t lda, con
 
 /* ---- attention -------------------------------------------------------------------------------------------------- */
 
-static const eng_type kv_types[3] = {[ENG_KV_F32] = ENG_F32, [ENG_KV_F16] = ENG_F16, [ENG_KV_BF16] = ENG_BF16};
+static const eng_type kv_types[ENG_KV_TYPES] = {[ENG_KV_F32] = ENG_F32, [ENG_KV_F16] = ENG_F16, [ENG_KV_BF16] = ENG_BF16, [ENG_KV_Q8_0] = ENG_Q8_0};
+
+/* n elements of a KV row from element i, a multiple of the block, on; `buf` has room for whole blocks, as the row has. */
+static void load_part(eng_kv_type t, const char *row, size_t i, float *buf, size_t n)
+{
+    size_t block = eng_types[kv_types[t]].block;
+    eng_dequantize(kv_types[t], row + type_bytes(kv_types[t], i), buf, (n + block - 1) / block * block);
+}
+
+static void kv_load_q8_0(const void *row, float *out, size_t n)
+{
+    float buf[CHUNK];
+    for (size_t i = 0; i < n; i += CHUNK) {
+        size_t c = min_size(CHUNK, n - i);
+        load_part(ENG_KV_Q8_0, row, i, buf, c);
+        memcpy(out + i, buf, c * sizeof *out);
+    }
+}
+
+static void kv_store_q8_0(const float *x, void *row, size_t n)
+{
+    eng_q8_0 *b = row;
+    for (size_t i = 0; i < n; i += 32, b++) {
+        uint32_t max = 0; /* of the bits without the sign, where NaN is the largest */
+        size_t left = min_size(32, n - i);
+        for (size_t j = 0; j < left; j++) {
+            uint32_t u;
+            memcpy(&u, x + i + j, 4);
+            max = (u & 0x7fffffff) > max ? u & 0x7fffffff : max;
+        }
+        float size;
+        memcpy(&size, &max, 4);
+        size /= 127.0f;
+        b->d = eng_f32_to_f16(size > 65504 ? 65504 : size);
+        float d = eng_f16_to_f32(b->d), inv = d == 0 ? 0 : 1 / d;
+        for (size_t j = 0; j < 32; j++) {
+            float v = j < left ? x[i + j] * inv : 0;
+            v = v < 127 ? v : 127; /* NaN: 127 */
+            b->q[j] = (int8_t)lrintf(v > -127 ? v : -127);
+        }
+    }
+}
 
 static void kv_store_f32(const float *x, void *row, size_t n)
 {
@@ -264,7 +305,7 @@ static void qk_any(eng_kv_type t, float *s, size_t lds, const float *q, size_t g
             s[g * lds + r] = 0;
         for (size_t i = 0; i < d; i += CHUNK) {
             size_t c = min_size(CHUNK, d - i);
-            eng_dequantize(kv_types[t], row + type_bytes(kv_types[t], i), buf, c);
+            load_part(t, row, i, buf, c);
             for (size_t g = 0; g < group; g++) {
                 float acc = s[g * lds + r];
                 for (size_t j = 0; j < c; j++)
@@ -281,7 +322,7 @@ static void pv_row(eng_kv_type t, float *o, const float *p, size_t ldp, size_t g
     float buf[CHUNK];
     for (size_t i = 0; i < d; i += CHUNK) {
         size_t c = min_size(CHUNK, d - i);
-        eng_dequantize(kv_types[t], row + type_bytes(kv_types[t], i), buf, c);
+        load_part(t, row, i, buf, c);
         for (size_t g = 0; g < group; g++)
             for (size_t j = 0; j < c; j++)
                 o[g * d + i + j] += p[g * ldp] * buf[j];
@@ -306,6 +347,7 @@ static void pv_row(eng_kv_type t, float *o, const float *p, size_t ldp, size_t g
 PER_KV(f32, ENG_KV_F32)
 PER_KV(f16, ENG_KV_F16)
 PER_KV(bf16, ENG_KV_BF16)
+PER_KV(q8_0, ENG_KV_Q8_0)
 #undef PER_KV
 
 static float max(const float *x, size_t n)
@@ -414,11 +456,11 @@ void eng_kernels_scalar(eng_kernels *k)
         .quantize_blocks = quantize_blocks,
         .pack_q8 = pack_q8,
         .gemm_q8 = gemm_q8,
-        .kv_load = {dequantize_F32, dequantize_F16, dequantize_BF16},
-        .kv_store = {kv_store_f32, kv_store_f16, kv_store_bf16},
-        .qk = {qk_f32, qk_f16, qk_bf16},
-        .pv = {pv_f32, pv_f16, pv_bf16},
-        .pv_gather = {pv_gather_f32, pv_gather_f16, pv_gather_bf16},
+        .kv_load = {dequantize_F32, dequantize_F16, dequantize_BF16, kv_load_q8_0},
+        .kv_store = {kv_store_f32, kv_store_f16, kv_store_bf16, kv_store_q8_0},
+        .qk = {qk_f32, qk_f16, qk_bf16, qk_q8_0},
+        .pv = {pv_f32, pv_f16, pv_bf16, pv_q8_0},
+        .pv_gather = {pv_gather_f32, pv_gather_f16, pv_gather_bf16, pv_gather_q8_0},
         .max = max,
         .softmax = softmax,
         .softmax_columns = softmax_columns,

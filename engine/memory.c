@@ -20,8 +20,8 @@ eng_kv_shape eng_kv_shape_of(const eng_model *m, eng_kv_type type_k, eng_kv_type
         .head_dim = m->head_dim,
         .type_k = type_k,
         .type_v = type_v,
-        .row_k = m->head_dim * eng_kv_type_size(type_k),
-        .row_v = m->head_dim * eng_kv_type_size(type_v),
+        .row_k = eng_kv_row_bytes(type_k, m->head_dim),
+        .row_v = eng_kv_row_bytes(type_v, m->head_dim),
     };
 }
 

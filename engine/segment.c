@@ -1,5 +1,7 @@
 #include "segment.h"
 
+#include "quant.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +22,11 @@ static size_t align64(size_t n)
     return (n + 63) & ~(size_t)63;
 }
 
-size_t eng_kv_type_size(eng_kv_type t)
+size_t eng_kv_row_bytes(eng_kv_type t, uint32_t d)
 {
-    return t == ENG_KV_F32 ? 4 : 2;
+    if (t == ENG_KV_Q8_0)
+        return ((size_t)d + 31) / 32 * sizeof(eng_q8_0);
+    return (size_t)d * (t == ENG_KV_F32 ? 4 : 2);
 }
 
 size_t eng_kv_bytes_per_token(const eng_kv_shape *s)

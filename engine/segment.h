@@ -25,7 +25,8 @@ static inline uint32_t eng_kv_window(const eng_kv_shape *s, uint32_t layer)
     return s->window ? s->window[layer] : 0;
 }
 
-size_t eng_kv_type_size(eng_kv_type t);
+/* Bytes of a row of d elements. q8_0: blocks of 32 as in a model's file, an f16 scale and 32 codes; beyond d the codes of the last one are 0. */
+size_t eng_kv_row_bytes(eng_kv_type t, uint32_t d);
 size_t eng_kv_bytes_per_token(const eng_kv_shape *s);
 
 /* What a segment file is called and known by (segment_file.h). */

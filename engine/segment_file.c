@@ -14,7 +14,8 @@
 #include <xxhash.h>
 
 enum {
-    VERSION = 1,
+    VERSION = 1,        /* of files as the first programs wrote them */
+    VERSION_Q8_0 = 2,   /* with keys or values in q8_0, which version 1 does not know */
     BLOCK = 1 << 20, /* bytes that share a checksum */
     PAGE = 4096,     /* keys and values begin at a multiple of it, so that they could be mapped */
     MAX_HEADS = 65536,
@@ -168,6 +169,11 @@ eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_s
     return head;
 }
 
+static uint32_t version_of(uint32_t type_k, uint32_t type_v)
+{
+    return type_k == ENG_KV_Q8_0 || type_v == ENG_KV_Q8_0 ? VERSION_Q8_0 : VERSION;
+}
+
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 static int write_at(int fd, const uint8_t *p, size_t n, uint64_t offset)
@@ -229,7 +235,7 @@ int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s
     }
     disk_head *h = (disk_head *)(void *)bytes;
     *h = (disk_head){
-        .version = VERSION, .head_bytes = head_bytes, .id = head->id, .parent = head->parent, .tenant = head->tenant,
+        .version = version_of(head->type_k, head->type_v), .head_bytes = head_bytes, .id = head->id, .parent = head->parent, .tenant = head->tenant,
         .fingerprint = head->fingerprint, .start = head->start, .n = head->n, .n_layer = head->n_layer, .n_head_kv = head->n_head_kv,
         .head_dim = head->head_dim, .type_k = head->type_k, .type_v = head->type_v, .exact = head->exact, .file_bytes = file_bytes,
         .n_sections = n, .n_blocks = n_blocks, .created = head->created,
@@ -287,14 +293,15 @@ static eng_miss check_fields(const disk_head *h, uint64_t file_bytes, char *err,
     static const uint8_t zero[sizeof h->reserved];
     if (memcmp(h->magic, magic, sizeof magic) != 0)
         return miss(err, errlen, ENG_MISS_HEADER, "not a segment file");
-    if (h->version != VERSION)
-        return miss(err, errlen, ENG_MISS_VERSION, "version %u of the format; this program knows %d", h->version, VERSION);
+    uint32_t known = version_of(h->type_k, h->type_v);
+    if (h->version != known)
+        return miss(err, errlen, ENG_MISS_VERSION, "version %u of the format; this program knows %u for such keys and values", h->version, known);
     if (h->file_bytes != file_bytes)
         return miss(err, errlen, ENG_MISS_SIZE, "%llu bytes, its header says %llu", (unsigned long long)file_bytes,
                     (unsigned long long)h->file_bytes);
     bool ok = h->n && h->n <= MAX_TOKENS && h->start <= MAX_TOKENS && h->n_layer && h->n_head_kv && h->n_layer <= MAX_HEADS &&
-              h->n_head_kv <= MAX_HEADS / h->n_layer && h->head_dim && h->head_dim <= MAX_DIM && h->type_k <= ENG_KV_BF16 &&
-              h->type_v <= ENG_KV_BF16 && h->exact <= 1 && !memcmp(h->reserved, zero, sizeof zero);
+              h->n_head_kv <= MAX_HEADS / h->n_layer && h->head_dim && h->head_dim <= MAX_DIM && h->type_k <= ENG_KV_Q8_0 &&
+              h->type_v <= ENG_KV_Q8_0 && h->exact <= 1 && !memcmp(h->reserved, zero, sizeof zero);
     if (!ok || h->n_sections < 2 || h->n_sections > 2 + head_count(h->n_layer, h->n_head_kv) ||
         h->head_bytes != sizeof *h + h->n_sections * sizeof(section) + (uint64_t)h->n_blocks * sizeof(uint64_t) || h->head_bytes > file_bytes)
         return miss(err, errlen, ENG_MISS_HEADER, "the header is damaged");
@@ -304,7 +311,7 @@ static eng_miss check_fields(const disk_head *h, uint64_t file_bytes, char *err,
 static uint64_t kv_bytes(const disk_head *h)
 {
     eng_kv_shape s = {.n_layer = h->n_layer, .n_head_kv = h->n_head_kv, .head_dim = h->head_dim,
-                      .row_k = h->head_dim * eng_kv_type_size((eng_kv_type)h->type_k), .row_v = h->head_dim * eng_kv_type_size((eng_kv_type)h->type_v)};
+                      .row_k = eng_kv_row_bytes((eng_kv_type)h->type_k, h->head_dim), .row_v = eng_kv_row_bytes((eng_kv_type)h->type_v, h->head_dim)};
     return eng_segment_bytes_for(&s, h->n) - (uint64_t)h->n * sizeof(int32_t);
 }
 

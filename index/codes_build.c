@@ -505,8 +505,8 @@ static int codes_memory(idx_builder *b)
 
 static bool rows_fit(const idx_rows *r)
 {
-    return r->n && r->n <= IDX_MAX_ROWS && r->dim && r->dim <= IDX_MAX_DIM && r->type <= IDX_BF16 &&
-           (r->n == 1 || r->stride >= r->dim * idx_type_size(r->type));
+    return r->n && r->n <= IDX_MAX_ROWS && r->dim && r->dim <= IDX_MAX_DIM && r->type <= IDX_Q8_0 &&
+           (r->n == 1 || r->stride >= idx_row_bytes(r));
 }
 
 int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)

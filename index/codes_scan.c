@@ -190,7 +190,7 @@ static void compact(idx_hits *x, float least, uint32_t quota)
 static void score_again(const idx_scan_state *c, const idx_rows *keys, uint32_t h, idx_hits *x, float sure_lo, float sure_hi)
 {
     uint32_t dim_pad = idx_dim_pad(keys->dim), lo = 0, hi = 0, n = 0, *at = (uint32_t *)(void *)c->s->tmp, *rows = at + idx_top_cap(c->s->max_keep);
-    size_t bytes = keys->dim * idx_type_size(keys->type);
+    size_t bytes = idx_row_bytes(keys);
     float scores[IDX_BLOCK];
     for (uint32_t i = 0; i < x->n; i++) {
         if (x->scanned[i] > sure_lo && x->scanned[i] < sure_hi)

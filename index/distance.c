@@ -11,6 +11,13 @@ static void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t di
 {
     if (type == IDX_F32) {
         memcpy(dst, src, (size_t)dim * 4);
+    } else if (type == IDX_Q8_0) {
+        for (uint32_t j = 0; j < dim; j++) {
+            const uint8_t *block = src + (size_t)(j / IDX_Q8_BLOCK) * IDX_Q8_BYTES;
+            uint16_t d;
+            memcpy(&d, block, 2);
+            dst[j] = idx_half_to_float(d) * (int8_t)block[2 + j % IDX_Q8_BLOCK];
+        }
     } else {
         for (uint32_t j = 0; j < dim; j++) {
             uint16_t h;

@@ -133,9 +133,13 @@ static inline float idx_half_to_float(uint16_t h)
     return v.f;
 }
 
-static inline size_t idx_type_size(idx_type t)
+enum { IDX_Q8_BLOCK = 32, IDX_Q8_BYTES = 34 }; /* elements and bytes of a block of IDX_Q8_0 */
+
+static inline size_t idx_row_bytes(const idx_rows *r)
 {
-    return t == IDX_F32 ? 4 : 2;
+    if (r->type == IDX_Q8_0)
+        return ((size_t)r->dim + IDX_Q8_BLOCK - 1) / IDX_Q8_BLOCK * IDX_Q8_BYTES;
+    return (size_t)r->dim * (r->type == IDX_F32 ? 4 : 2);
 }
 
 /* Of two widened rows, in plain C: the same bits on every level. */

@@ -3,9 +3,25 @@
 #include <immintrin.h>
 #include <string.h>
 
+/* Codes beyond dim are 0, and whole blocks are there. */
+static void widen_q8_0(float *dst, const uint8_t *src, uint32_t dim_pad)
+{
+    for (uint32_t j = 0; j < dim_pad; j += 8) {
+        const uint8_t *block = src + (size_t)(j / IDX_Q8_BLOCK) * IDX_Q8_BYTES;
+        uint16_t d;
+        memcpy(&d, block, 2);
+        __m128i q = _mm_loadl_epi64((const __m128i *)(const void *)(block + 2 + j % IDX_Q8_BLOCK));
+        _mm256_store_ps(dst + j, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)), _mm256_set1_ps(_cvtsh_ss(d))));
+    }
+}
+
 static void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t dim, uint32_t dim_pad)
 {
     uint32_t j = 0;
+    if (type == IDX_Q8_0) {
+        widen_q8_0(dst, src, dim_pad);
+        return;
+    }
     for (; j + 8 <= dim; j += 8) {
         __m256 v;
         if (type == IDX_F32) {

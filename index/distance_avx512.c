@@ -1,6 +1,8 @@
 /* Compiled with -mavx512bf16 among others, but the level promises no BF16: no such instruction may be used here. */
 #include "distance_avx512.h"
 
+#include <string.h>
+
 static inline void widen_row(float *dst, const uint8_t *src, idx_type type, uint32_t dim, uint32_t dim_pad)
 {
     for (uint32_t j = 0; j < dim_pad; j += 16) {
@@ -8,6 +10,12 @@ static inline void widen_row(float *dst, const uint8_t *src, idx_type type, uint
         __m512 v;
         if (type == IDX_F32) {
             v = _mm512_maskz_loadu_ps(m, src + 4 * (size_t)j);
+        } else if (type == IDX_Q8_0) { /* codes beyond dim are 0, and whole blocks are there */
+            const uint8_t *block = src + (size_t)(j / IDX_Q8_BLOCK) * IDX_Q8_BYTES;
+            uint16_t d;
+            memcpy(&d, block, 2);
+            __m128i q = _mm_loadu_si128((const __m128i *)(const void *)(block + 2 + j % IDX_Q8_BLOCK));
+            v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q)), _mm512_set1_ps(_cvtsh_ss(d)));
         } else {
             __m256i h = _mm256_maskz_loadu_epi16(m, src + 2 * (size_t)j);
             v = type == IDX_F16 ? _mm512_cvtph_ps(h) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));

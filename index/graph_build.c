@@ -42,8 +42,8 @@ bool idx_train_fits(const idx_queries *train)
 
 static bool params_fit(const idx_rows *keys, const idx_queries *train, const idx_graph_params *p)
 {
-    if (!keys->n || keys->n > IDX_MAX_ROWS || !keys->dim || keys->dim > IDX_MAX_DIM || keys->type > IDX_BF16 ||
-        (keys->n > 1 && keys->stride < keys->dim * idx_type_size(keys->type)))
+    if (!keys->n || keys->n > IDX_MAX_ROWS || !keys->dim || keys->dim > IDX_MAX_DIM || keys->type > IDX_Q8_0 ||
+        (keys->n > 1 && keys->stride < idx_row_bytes(keys)))
         return false;
     if (!idx_train_fits(train))
         return false;

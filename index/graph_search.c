@@ -140,7 +140,7 @@ static void visit(search *x, uint32_t id)
         x->outside++;
     }
     const uint8_t *row = idx_row(x->keys, id);
-    for (size_t i = 0; i < x->keys->dim * idx_type_size(x->keys->type); i += 64)
+    for (size_t i = 0; i < idx_row_bytes(x->keys); i += 64)
         __builtin_prefetch(row + i);
     x->pending[x->n_pending++] = id;
 }

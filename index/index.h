@@ -35,7 +35,7 @@ idx_cpu idx_cpu_detect(void);
 /* Chooses the distance kernels for the process; call once before any other use. Levels above the machine's are lowered to it. */
 void idx_cpu_set(idx_cpu level);
 
-typedef enum { IDX_F32, IDX_F16, IDX_BF16 } idx_type;
+typedef enum { IDX_F32, IDX_F16, IDX_BF16, IDX_Q8_0 } idx_type; /* q8_0: blocks of an f16 scale and 32 int8, beyond dim zeros */
 typedef enum { IDX_FLAT, IDX_GRAPH, IDX_CLUSTER, IDX_IVF } idx_kind;
 
 /* n rows of dim elements, `stride` bytes apart. Borrowed: the caller keeps them alive and unchanged. */

@@ -34,8 +34,8 @@ double srv_seconds(void)
 
 static int parse_kv_type(const char *name, eng_kv_type *ret)
 {
-    static const char *const names[] = {[ENG_KV_F32] = "f32", [ENG_KV_F16] = "f16", [ENG_KV_BF16] = "bf16"};
-    for (int i = 0; i < 3; i++)
+    static const char *const names[] = {[ENG_KV_F32] = "f32", [ENG_KV_F16] = "f16", [ENG_KV_BF16] = "bf16", [ENG_KV_Q8_0] = "q8_0"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) {
             *ret = (eng_kv_type)i;
             return 0;

@@ -6,7 +6,7 @@
 
 #define MIB(bytes) ((double)(bytes) / 1048576)
 
-static const char *const kv_names[] = {[ENG_KV_F32] = "f32", [ENG_KV_F16] = "f16", [ENG_KV_BF16] = "bf16"};
+static const char *const kv_names[] = {[ENG_KV_F32] = "f32", [ENG_KV_F16] = "f16", [ENG_KV_BF16] = "bf16", [ENG_KV_Q8_0] = "q8_0"};
 enum { N_KV_TYPES = sizeof kv_names / sizeof *kv_names, THOUSAND = 1024 };
 
 /* ---- table ------------------------------------------------------------------------------------------------------ */

@@ -18,13 +18,35 @@ typedef struct {
     double *exact; /* [n][dim] */
 } keyset;
 
+/* A row in blocks of 32: a scale that keeps small whole numbers what they are, then codes; zeros beyond dim. */
+static void quantize(const float *v, uint32_t dim, uint8_t *to, double *exact)
+{
+    for (uint32_t b = 0; b < dim; b += 32, to += 34) {
+        float max = 0;
+        for (uint32_t j = b; j < b + 32 && j < dim; j++)
+            max = fmaxf(max, fabsf(v[j]));
+        _Float16 d = (_Float16)(max <= 127 && max == floorf(max) ? 1 : max / 127);
+        memcpy(to, &d, 2);
+        memset(to + 2, 0, 32);
+        for (uint32_t j = b; j < b + 32 && j < dim; j++) {
+            int8_t q = (int8_t)lrintf(fmaxf(-127, fminf(127, v[j] / (float)d)));
+            memcpy(to + 2 + j - b, &q, 1);
+            exact[j] = (double)q * (double)d;
+        }
+    }
+}
+
 static keyset keys_new(const float *values, uint32_t n, uint32_t dim, idx_type type, size_t pad)
 {
-    size_t size = type == IDX_F32 ? 4 : 2, stride = dim * size + pad;
+    size_t size = type == IDX_F32 ? 4 : 2, stride = (type == IDX_Q8_0 ? (dim + 31) / 32 * 34 : dim * size) + pad;
     keyset k = {.bytes = malloc(n * stride + 1), .exact = malloc((size_t)n * dim * sizeof(double) + 1)};
     ck_assert(k.bytes && k.exact);
     memset(k.bytes, 0xff, n * stride); /* padding is NaN: reading it would show */
     for (uint32_t i = 0; i < n; i++) {
+        if (type == IDX_Q8_0) {
+            quantize(values + (size_t)i * dim, dim, k.bytes + i * stride, k.exact + (size_t)i * dim);
+            continue;
+        }
         for (uint32_t j = 0; j < dim; j++) {
             float v = values[(size_t)i * dim + j];
             uint8_t *to = k.bytes + i * stride + j * size;
@@ -211,8 +233,8 @@ static void body_brute(void)
     rng = t_seed(1);
     for (int kind = 0; kind < 4; kind++)
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-            run_kind(kind, sizes[i], dims[(i + (size_t)kind) % 7], 1 + (uint32_t)(i % 3), (idx_type)((i + (size_t)kind) % 3), (i % 2) * 3);
-    for (int type = IDX_F32; type <= IDX_BF16; type++) {
+            run_kind(kind, sizes[i], dims[(i + (size_t)kind) % 7], 1 + (uint32_t)(i % 3), (idx_type)((i + (size_t)kind) % 4), (i % 2) * 3);
+    for (int type = IDX_F32; type <= IDX_Q8_0; type++) {
         run_kind(0, 1501, 64, 7, (idx_type)type, 0);
         run_kind(1, 1501, 24, 7, (idx_type)type, 6);
     }

@@ -11,7 +11,7 @@ enum { LAYERS = 2, HEADS = 2, GROUP = 3, DIM = 32, N = 4000 };
 
 static eng_kv_shape shape_of(eng_kv_type t)
 {
-    eng_kv_shape s = {LAYERS, HEADS, GROUP, DIM, t, t, DIM * eng_kv_type_size(t), DIM * eng_kv_type_size(t)};
+    eng_kv_shape s = {LAYERS, HEADS, GROUP, DIM, t, t, eng_kv_row_bytes(t, DIM), eng_kv_row_bytes(t, DIM)};
     return s;
 }
 
@@ -453,7 +453,7 @@ START_TEST(estimate_where_it_is_exact)
 {
     enum { FIRST = 30, CUT = 1290, SINK = 50, LOCAL = 60, TOP = 25 };
     static const uint32_t cuts[] = {FIRST, 1400};
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < 2 * ENG_KV_TYPES; round++) {
         int type = round / 2;
         bool few = round % 2;
         fixture f;

@@ -2,12 +2,28 @@
  * determinism rules of kernels.h.
  */
 #include "kernel_support.h"
+#include "segment.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
-static const eng_type kv_types[3] = {[ENG_KV_F32] = ENG_F32, [ENG_KV_F16] = ENG_F16, [ENG_KV_BF16] = ENG_BF16};
+static const eng_type kv_types[ENG_KV_TYPES] = {[ENG_KV_F32] = ENG_F32, [ENG_KV_F16] = ENG_F16, [ENG_KV_BF16] = ENG_BF16, [ENG_KV_Q8_0] = ENG_Q8_0};
 static const size_t dims[] = {1, 2, 7, 8, 15, 16, 17, 24, 64, 80, 96, 100, 128, 256};
 
 /* ---- KV rows ---------------------------------------------------------------------------------------------------- */
+
+/* A block's scale and codes, from the definition in kernels.h. */
+static float q8_want(const float *x, size_t n, size_t at)
+{
+    size_t lo = at / 32 * 32, hi = lo + 32 < n ? lo + 32 : n;
+    float max = 0;
+    for (size_t i = lo; i < hi; i++) {
+        if (isnan(x[i]))
+            return NAN;
+        max = fmaxf(max, fabsf(x[i]));
+    }
+    float d = eng_f16_to_f32(eng_f32_to_f16(fminf(max / 127, 65504)));
+    float code = d == 0 ? 0 : nearbyintf(fmaxf(-127, fminf(127, x[at] * (1 / d))));
+    return code * d + 0.0f; /* no code is -0 */
+}
 
 START_TEST(kv_load_store)
 {
@@ -16,11 +32,10 @@ START_TEST(kv_load_store)
                                     1.00048828f, 1.00146484f, 6.1e-5f,  -1e-6f,    1e30f,  1.00390625f, 1.01171875f};
     t_rng rng = t_seed(11);
     FOR_LEVELS(k)
-    for (int type = 0; type < 3; type++)
+    for (int type = 0; type < ENG_KV_TYPES; type++)
         for (size_t n = 0; n < 70; n++) {
-            size_t bytes = type == ENG_KV_F32 ? 4 : 2;
             float *x = t_floats(n), *back = t_floats(n);
-            char *row = t_alloc(n * bytes);
+            char *row = t_alloc(eng_kv_row_bytes((eng_kv_type)type, (uint32_t)n));
             for (size_t i = 0; i < n; i++)
                 x[i] = t_u64(&rng) % 2 ? special[t_u64(&rng) % COUNT(special)] : t_normal(&rng);
             k->kv_store[type](x, row, n);
@@ -31,6 +46,8 @@ START_TEST(kv_load_store)
                     want = eng_f16_to_f32(eng_f32_to_f16(fabsf(x[i]) > 65504 ? copysignf(65504, x[i]) : x[i]));
                 if (type == ENG_KV_BF16)
                     want = eng_bf16_to_f32(eng_f32_to_bf16(x[i]));
+                if (type == ENG_KV_Q8_0)
+                    want = q8_want(x, n, i);
                 if (isnan(want) ? !isnan(back[i]) : memcmp(&want, &back[i], 4) != 0)
                     ck_abort_msg("%s, type %d: %.9g came back as %.9g, not %.9g", k->name, type, (double)x[i], (double)back[i],
                                  (double)want);
@@ -40,21 +57,30 @@ START_TEST(kv_load_store)
 }
 END_TEST
 
+/* By the plain C of quant.h; a row has whole blocks. */
+static void load_row(int type, const char *row, float *out, size_t d)
+{
+    float whole[512];
+    size_t block = eng_types[kv_types[type]].block;
+    eng_dequantize(kv_types[type], row, whole, (d + block - 1) / block * block);
+    memcpy(out, whole, d * sizeof *out);
+}
+
 /* rows x d in a KV type, `stride` bytes apart; the same values as float32 in *ret_f. */
 static char *kv_rows(t_rng *rng, int type, size_t rows, size_t d, size_t stride, float **ret_f)
 {
-    char *kv = t_alloc(rows ? (rows - 1) * stride + t_row_bytes(kv_types[type], d) : 0);
+    char *kv = t_alloc(rows ? (rows - 1) * stride + eng_kv_row_bytes((eng_kv_type)type, (uint32_t)d) : 0);
     *ret_f = t_randoms(rng, rows * d);
     for (size_t r = 0; r < rows; r++) {
         t_level(ENG_CPU_SCALAR)->kv_store[type](*ret_f + r * d, kv + r * stride, d);
-        eng_dequantize(kv_types[type], kv + r * stride, *ret_f + r * d, d);
+        load_row(type, kv + r * stride, *ret_f + r * d, d);
     }
     return kv;
 }
 
 static void check_qk(const eng_kernels *k, int type, t_rng *rng, size_t group, size_t rows, size_t d)
 {
-    size_t stride = t_row_bytes(kv_types[type], d) + (rows % 3) * 4, lds = rows + 2;
+    size_t stride = eng_kv_row_bytes((eng_kv_type)type, (uint32_t)d) + (rows % 3) * 4, lds = rows + 2;
     float *f, *q = t_randoms(rng, group * d), *s = t_floats(group * lds), one;
     char *kv = kv_rows(rng, type, rows, d, stride, &f);
     for (size_t i = 0; i < group * lds; i++)
@@ -82,7 +108,7 @@ START_TEST(qk)
     static const size_t groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, counts[] = {0, 1, 3, 4, 5, 11};
     t_rng rng = t_seed(12);
     FOR_LEVELS(k)
-    for (int type = 0; type < 3; type++)
+    for (int type = 0; type < ENG_KV_TYPES; type++)
         for (size_t g = 0; g < COUNT(groups); g++)
             for (size_t r = 0; r < COUNT(counts); r++)
                 for (size_t i = 0; i < COUNT(dims); i++)
@@ -92,7 +118,7 @@ END_TEST
 
 static void check_pv(const eng_kernels *k, int type, t_rng *rng, size_t group, size_t rows, size_t d)
 {
-    size_t stride = t_row_bytes(kv_types[type], d) + (rows % 3) * 4, ldp = rows + 1;
+    size_t stride = eng_kv_row_bytes((eng_kv_type)type, (uint32_t)d) + (rows % 3) * 4, ldp = rows + 1;
     float *f, *p = t_randoms(rng, group * ldp), *start = t_randoms(rng, group * d), *o = t_floats(group * d), *o2 = t_floats(group * d);
     char *v = kv_rows(rng, type, rows, d, stride, &f);
     uint32_t *ids = t_alloc(rows * sizeof *ids);
@@ -139,7 +165,7 @@ START_TEST(pv)
     static const size_t groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, counts[] = {0, 1, 3, 4, 11, 40};
     t_rng rng = t_seed(13);
     FOR_LEVELS(k)
-    for (int type = 0; type < 3; type++)
+    for (int type = 0; type < ENG_KV_TYPES; type++)
         for (size_t g = 0; g < COUNT(groups); g++)
             for (size_t r = 0; r < COUNT(counts); r++)
                 for (size_t i = 0; i < COUNT(dims); i++)

@@ -13,6 +13,7 @@ static const shape shapes[] = {
     {96, 1, 2, 300, 64, 0, ENG_KV_F16, 0},   {128, 2, 4, 200, 9, 0, ENG_KV_F16, 30}, {256, 1, 4, 300, 150, 90, ENG_KV_F16, 0},
     {32, 1, 16, 190, 0, 0, ENG_KV_BF16, 0},  {8, 3, 5, 150, 0, 0, ENG_KV_F16, 0},    {64, 2, 2, 400, 100, 64, ENG_KV_F16, 20},
     {64, 1, 8, 200, 20, 1, ENG_KV_F16, 0},   {128, 1, 3, 200, 0, 0, ENG_KV_F32, 10},
+    {64, 2, 7, 300, 100, 0, ENG_KV_Q8_0, 0}, {80, 2, 3, 200, 0, 64, ENG_KV_Q8_0, 5},
     {256, 16, 1, 1500, 1410, 0, ENG_KV_F16, 0}, /* two slabs */
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
@@ -31,7 +32,7 @@ typedef struct {
 static void setup(fixture *f, const shape *s, const eng_kernels *kn, bool f32, uint32_t threads, uint32_t cut, uint32_t n_chunk)
 {
     t_rng r = t_seed(s->d + s->group);
-    size_t row = s->d * eng_kv_type_size(s->type), n_q = (size_t)s->n * s->heads * s->group * s->d, n_kv = (size_t)s->heads * s->n * s->d;
+    size_t row = eng_kv_row_bytes(s->type, s->d), n_q = (size_t)s->n * s->heads * s->group * s->d, n_kv = (size_t)s->heads * s->n * s->d;
     memset(f, 0, sizeof *f);
     f->s = s;
     f->window[0] = s->window;

@@ -184,11 +184,15 @@ START_TEST(chosen_values)
             free(bad);
         }
     char *bad = copy();
-    uint32_t bf16 = ENG_KV_BF16;
+    uint32_t bf16 = ENG_KV_BF16, q8_0 = ENG_KV_Q8_0;
     memcpy(bad + 84, &bf16, 4);
     sign(bad);
     put(bad, n_good);
     check_miss(&t, ENG_MISS_KV_TYPE, "bf16");
+    memcpy(bad + 84, &q8_0, 4); /* which version 1 does not have */
+    sign(bad);
+    put(bad, n_good);
+    check_miss(&t, ENG_MISS_VERSION, "q8_0 in version 1");
     free(bad);
     /* ids, and codes that do not hold together */
     for (int i = 0; i < 2; i++) {
@@ -275,12 +279,14 @@ START_TEST(other_models)
 }
 END_TEST
 
-/* A file that another program wrote after the documentation of the format. */
+/* Files that another program wrote after the documentation of the format: version 1, and 2 with keys in q8_0. */
 START_TEST(golden_file)
 {
     enum { GOLDEN = 200 };
+    static const eng_kv_shape q8_0 = {2, 2, 2, 16, ENG_KV_Q8_0, ENG_KV_F16, 34, 32, NULL};
+    const eng_kv_shape *kv = _i ? &q8_0 : &shape;
     size_t n;
-    char *bytes = t_read(t_path("golden/segments/v1.seg"), &n), folder_name[120];
+    char *bytes = t_read(t_path(_i ? "golden/segments/v2.seg" : "golden/segments/v1.seg"), &n), folder_name[120];
     t_store t = t_store_new((uint64_t)1 << 30);
     int32_t want[GOLDEN];
     for (int32_t i = 0; i < GOLDEN; i++)
@@ -291,13 +297,13 @@ START_TEST(golden_file)
     snprintf(folder_name, sizeof folder_name, "%.*s", (int)(strrchr(file, '/') - file), file);
     ck_assert_int_eq(mkdir(folder_name, 0700), 0);
     put(bytes, n);
-    t_store_open(&t, (uint64_t)1 << 30);
+    ck_assert_int_eq(t_store_try(&t, (uint64_t)1 << 30, FINGERPRINT, kv), 0);
     ck_assert_str_eq(strstr(t.log, "catalog") ? "" : t.log, "");
     ck_assert_uint_eq(t_store_read(&t, want, GOLDEN, true), GOLDEN);
     /* and ours is the same, but for its time */
-    eng_segment *s = segment(NULL, 0, want, GOLDEN, true);
+    eng_segment *s = segment_of(kv, NULL, 0, want, GOLDEN, true);
     t_store other = t_store_new((uint64_t)1 << 30);
-    t_store_open(&other, (uint64_t)1 << 30);
+    ck_assert_int_eq(t_store_try(&other, (uint64_t)1 << 30, FINGERPRINT, kv), 0);
     ck_assert_int_eq(eng_store_save(other.store, s), 0);
     eng_store_flush(other.store);
     t_store_path(&other, &s->id, file, sizeof file);
@@ -326,7 +332,7 @@ int main(void)
     tcase_add_test(c, chosen_values);
     tcase_add_test(c, not_such_a_file);
     tcase_add_test(c, other_models);
-    tcase_add_test(c, golden_file);
+    tcase_add_loop_test(c, golden_file, 0, 2);
     suite_add_tcase(s, c);
     return t_run(s);
 }
