@@ -253,7 +253,7 @@ static int file_entry(void *ctx, const char *section, const char *key, const cha
     }
     const cfg_row *r = find_row(key, strlen(key), l->command);
     bool apply = r && r->everywhere;
-    for (unsigned c = 1; !apply && c <= CFG_INSPECT; c <<= 1) {
+    for (unsigned c = 1; !apply && c <= CFG_EVAL_DUMP; c <<= 1) {
         const cfg_row *other = find_row(key, strlen(key), c);
         if (other && other->everywhere) {
             r = other;

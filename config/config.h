@@ -57,6 +57,7 @@ typedef struct {
     uint32_t replicas;
     /* run, bench, eval */
     char *file;               /* -f: document; of eval a text a line */
+    char *layers, *folder;    /* eval dump: which, NULL: all; where to */
     char *prompt;             /* -p */
     char *depth;              /* -d: list of depths */
     uint32_t repeat;          /* -r */
@@ -65,7 +66,7 @@ typedef struct {
 } cfg_settings;
 
 /* The commands that a setting belongs to. */
-enum { CFG_SERVE = 1, CFG_RUN = 2, CFG_BENCH_DECODE = 4, CFG_BENCH_PREFILL = 8, CFG_EVAL = 16, CFG_INSPECT = 32, CFG_BENCH_INDEX = 64 };
+enum { CFG_SERVE = 1, CFG_RUN = 2, CFG_BENCH_DECODE = 4, CFG_BENCH_PREFILL = 8, CFG_EVAL = 16, CFG_INSPECT = 32, CFG_BENCH_INDEX = 64, CFG_EVAL_DUMP = 128 };
 
 /* Fills *s from defaults, file, environment and argv[1..argc) for `command`. 0; -EINVAL with a sentence in err. After both, free it. */
 int cfg_load(cfg_settings *s, unsigned command, int argc, char **argv, char *err, size_t errlen);

@@ -2,7 +2,7 @@
 
 #define SERVE_RUN  (CFG_SERVE | CFG_RUN)
 #define BENCH      (CFG_BENCH_DECODE | CFG_BENCH_PREFILL)
-#define LOADS      (SERVE_RUN | BENCH | CFG_EVAL)
+#define LOADS      (SERVE_RUN | BENCH | CFG_EVAL | CFG_EVAL_DUMP)
 #define RETRIEVES  (SERVE_RUN | CFG_BENCH_DECODE | CFG_EVAL)
 #define SEARCHES   (RETRIEVES | CFG_BENCH_INDEX)
 #define MODELS     (LOADS | CFG_INSPECT)
@@ -43,7 +43,7 @@ const cfg_row cfg_table[] = {
      "tokens of prompt and answer together; 0: as many as the model was trained for"},
     {MODEL, "ctx-size", "c", BENCH, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
      "tokens of context to reserve; 0: what the longest test needs"},
-    {MODEL, "ctx-size", "c", CFG_EVAL, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
+    {MODEL, "ctx-size", "c", CFG_EVAL | CFG_EVAL_DUMP, false, CFG_T_U32, FIELD(ctx_size), "0", 0, MAX_TOKENS, NULL, "N",
      "tokens of the text to use; 0: all of it, up to what the model was trained for"},
     {MODEL, "threads", "t", LOADS, true, CFG_T_U32, FIELD(threads), "0", 0, 1024, NULL, "N", "compute threads; 0: one for each physical core"},
     {MODEL, "ubatch-size", "ub", LOADS, true, CFG_T_U32, FIELD(ubatch_size), "512", 1, 16384, NULL, "N",
@@ -133,6 +133,9 @@ const cfg_row cfg_table[] = {
 
     {COMMAND, "file", "f", CFG_RUN, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "a text that the first question is about"},
     {COMMAND, "file", "f", CFG_EVAL, false, CFG_T_TEXTS, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text to evaluate on; may be given more than once"},
+    {COMMAND, "file", "f", CFG_EVAL_DUMP, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text to read"},
+    {COMMAND, "layers", NULL, CFG_EVAL_DUMP, false, CFG_T_NUMBERS, FIELD(layers), NULL, 0, 65535, NULL, "N,N,...", "layers to write, from 0 on; without it, all"},
+    {COMMAND, "folder", NULL, CFG_EVAL_DUMP, false, CFG_T_TEXT, FIELD(folder), NULL, ANY_LENGTH, NULL, "FOLDER", "where the .npy files go; it must be there"},
     {COMMAND, "file", "f", BENCH, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE",
      "measure on this text; without it, on random tokens"},
     {COMMAND, "prompt", "p", CFG_RUN, false, CFG_T_TEXT, FIELD(prompt), NULL, ANY_LENGTH, NULL, "TEXT", "answer this one question and end"},
@@ -157,6 +160,7 @@ const cfg_row cfg_table[] = {
     {COMMAND, "n-predict", "n", CFG_BENCH_DECODE, false, CFG_T_I32, FIELD(n_predict), "32", 1, 1048576, NULL, "N", "tokens to decode"},
     {COMMAND, "n-predict", "n", CFG_BENCH_INDEX, false, CFG_T_I32, FIELD(n_predict), "90", 1, 1048576, NULL, "N", "first steps of the queries to use"},
     {COMMAND, "n-predict", "n", CFG_EVAL, false, CFG_T_I32, FIELD(n_predict), "1024", 1, 1048576, NULL, "N", "last tokens of a text to compare at"},
+    {COMMAND, "n-predict", "n", CFG_EVAL_DUMP, false, CFG_T_I32, FIELD(n_predict), "90", 1, 1048576, NULL, "N", "last tokens of the text whose queries are written"},
     {COMMAND, "repeat", "r", BENCH, false, CFG_T_U32, FIELD(repeat), "3", 1, 1000, NULL, "N", "times that each test is run"},
     {COMMAND, "repeat", "r", CFG_BENCH_INDEX, false, CFG_T_U32, FIELD(repeat), "20", 1, 1000, NULL, "N", "rounds of timing"},
     {COMMAND, "output", "o", BENCH | CFG_BENCH_INDEX | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",

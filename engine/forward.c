@@ -24,6 +24,8 @@ struct eng_forward {
     float *cs_local;        /* the same, of layers with a base of their own */
 
     const float *key_shift; /* [n_layer][n_head_kv][d], added to keys before they are stored; NULL: nothing */
+    eng_queries_fn *watch;  /* NULL: nobody */
+    void *watch_ctx;
     float q_scale;          /* what makes the attention's 1 / sqrt(head_dim) the model's scale */
 
     /* of the call */
@@ -106,6 +108,12 @@ size_t eng_forward_bytes(const eng_forward *f)
 eng_attn *eng_forward_attention(eng_forward *f)
 {
     return f->attn;
+}
+
+void eng_forward_watch(eng_forward *f, eng_queries_fn *fn, void *ctx)
+{
+    f->watch = fn;
+    f->watch_ctx = ctx;
 }
 
 void eng_forward_shift_keys(eng_forward *f, const float *shift)
@@ -326,6 +334,8 @@ static int layers(eng_forward *f, const atomic_bool *cancel)
         norm_all(f, w->attn_norm, qkv, 3, f->layer == 0);
         product(f, qkv, (float *const[]){f->q, f->k, f->v}, 3);
         each_token(f, place_token);
+        if (f->watch)
+            f->watch(f->watch_ctx, f->layer, f->pos, f->n, f->q);
         if (f->decode)
             eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
         else

@@ -3,6 +3,7 @@
 #define RETRIEVALD_FORWARD_H
 
 #include "attention.h"
+#include "capture.h"
 #include "linear.h"
 #include "model.h"
 #include "rope.h"
@@ -24,6 +25,9 @@ int eng_forward_new(const eng_forward_params *p, eng_forward **ret);
 void eng_forward_free(eng_forward *f);
 size_t eng_forward_bytes(const eng_forward *f);
 eng_attn *eng_forward_attention(eng_forward *f);
+
+/* From now on fn sees the queries of every layer (capture.h). NULL: nobody. */
+void eng_forward_watch(eng_forward *f, eng_queries_fn *fn, void *ctx);
 
 /* From now on every key is stored with its head's part of `shift` [n_layer][n_head_kv][head_dim] added, which no softmax sees. NULL: as it is. Borrowed. */
 void eng_forward_shift_keys(eng_forward *f, const float *shift);

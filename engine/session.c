@@ -5,6 +5,7 @@
  */
 #include "engine_private.h"
 
+#include "capture.h"
 #include "clock.h"
 #include "sampler.h"
 #include "text.h"
@@ -406,6 +407,29 @@ int eng_session_logits(eng_session *s, const float **ret)
     return r;
 }
 
+/* ---- evaluation -------------------------------------------------------------------------------------------------- */
+
+void eng_session_watch(eng_session *s, eng_queries_fn *fn, void *ctx)
+{
+    eng_forward_watch(s->e->forward, fn, ctx);
+}
+
+int eng_session_rows(const eng_session *s, uint32_t layer, uint32_t head_kv, bool values, uint32_t n, float *ret)
+{
+    const eng_kv_shape *shape = &s->e->shape;
+    if (layer >= shape->n_layer || head_kv >= shape->n_head_kv || n > s->n)
+        return -EINVAL;
+    for (uint32_t pos = 0; pos < n; pos++, ret += shape->head_dim) {
+        const eng_segment *seg = s->view.spans[eng_view_find(&s->view, pos)].seg;
+        uint32_t row = pos - seg->start;
+        if (values)
+            s->e->kernels->kv_load[shape->type_v](eng_segment_v(seg, layer, head_kv, row), ret, shape->head_dim);
+        else
+            s->e->kernels->kv_load[shape->type_k](eng_segment_k(seg, layer, head_kv, row), ret, shape->head_dim);
+    }
+    return 0;
+}
+
 /* ---- end --------------------------------------------------------------------------------------------------------- */
 
 /* Of the codes in view, which a search by scan reads. */
@@ -503,6 +527,7 @@ void eng_session_close(eng_session *s)
         atomic_fetch_add(&e->counters.keys_attended, (unsigned long long)(t.keys_attended * s->n_steps * e->info.n_layer * e->info.n_head + 0.5));
     }
     eng_view_done(&s->view);
+    eng_forward_watch(e->forward, NULL, NULL);
     eng_sampler_free(s->sampler);
     free(s->logits);
     free(s->ids);

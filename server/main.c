@@ -20,6 +20,8 @@ static const command commands[] = {
      "measure how well and how fast keys are found"},
     {"eval", "logits", CFG_EVAL, srv_cmd_eval_logits, "-m MODEL -f TEXT [--attention MODE]",
      "compare an attention mode with full attention"},
+    {"eval", "dump", CFG_EVAL_DUMP, srv_cmd_eval_dump, "-m MODEL -f TEXT --folder FOLDER [--layers N,N,...]",
+     "write keys, values and queries of a real run as .npy files"},
     {"inspect", NULL, CFG_INSPECT, srv_cmd_inspect, "MODEL", "say what a model file holds"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands, EXIT_USAGE = 2 };

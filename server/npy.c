@@ -43,11 +43,12 @@ static const char *value_of(const char *header, const char *key)
     return p + strspn(p, " ");
 }
 
+static const char *const type_names[] = {[SRV_NPY_F16] = "'<f2'", [SRV_NPY_F32] = "'<f4'", [SRV_NPY_I32] = "'<i4'"};
+
 static int parse_type(const reader *r, const char *p, srv_npy_type *ret)
 {
-    static const char *const names[] = {[SRV_NPY_F16] = "'<f2'", [SRV_NPY_F32] = "'<f4'", [SRV_NPY_I32] = "'<i4'"};
     for (int i = 0; i < 3; i++)
-        if (p && !strncmp(p, names[i], strlen(names[i]))) {
+        if (p && !strncmp(p, type_names[i], strlen(type_names[i]))) {
             *ret = (srv_npy_type)i;
             return 0;
         }
@@ -148,4 +149,32 @@ void srv_npy_free(srv_npy *a)
 {
     free(a->data);
     a->data = NULL;
+}
+
+int srv_npy_write(const char *path, const srv_npy *a, char *err, size_t errlen)
+{
+    reader r = {path, err, errlen};
+    char shape[64] = "", header[128] = "\x93NUMPY\x01", *text = header + 10;
+    size_t n = 1;
+    for (uint32_t i = 0; i < a->n_dims; i++) {
+        snprintf(shape + strlen(shape), sizeof shape - strlen(shape), i ? ", %u" : "%u", a->dims[i]);
+        n *= a->dims[i];
+    }
+    snprintf(text, sizeof header - 10, "{'descr': %s, 'fortran_order': False, 'shape': (%s%s), }", type_names[a->type], shape, a->n_dims == 1 ? "," : "");
+    size_t len = strlen(text);
+    memset(text + len, ' ', sizeof header - 10 - len);
+    header[sizeof header - 1] = '\n';
+    header[8] = sizeof header - 10;
+    header[9] = 0;
+    FILE *f = fopen(path, "wbe");
+    if (!f)
+        return fail(&r, -errno, "%s", strerror(errno));
+    size_t size = a->type == SRV_NPY_F16 ? 2 : 4;
+    bool ok = fwrite(header, 1, sizeof header, f) == sizeof header && fwrite(a->data, size, n, f) == n;
+    int error = ok ? 0 : errno;
+    if (fclose(f) && ok) {
+        ok = false;
+        error = errno;
+    }
+    return ok ? 0 : fail(&r, error ? -error : -EIO, "%s", strerror(error ? error : EIO));
 }

@@ -18,4 +18,7 @@ typedef struct {
 int srv_npy_read(const char *path, srv_npy *ret, char *err, size_t errlen);
 void srv_npy_free(srv_npy *a); /* all zeros are fine */
 
+/* Writes an array of a->type and a->dims, format 1.0, in place of what is there. -errno with a sentence that names it. */
+int srv_npy_write(const char *path, const srv_npy *a, char *err, size_t errlen);
+
 #endif

@@ -12,6 +12,7 @@ int srv_cmd_bench_decode(const cfg_settings *s);
 int srv_cmd_bench_prefill(const cfg_settings *s);
 int srv_cmd_bench_index(const cfg_settings *s);
 int srv_cmd_eval_logits(const cfg_settings *s);
+int srv_cmd_eval_dump(const cfg_settings *s);
 int srv_cmd_inspect(const cfg_settings *s);
 
 /* Shared by the sub-commands (cmd_common.c): settings into engine terms. -EINVAL with a sentence. */

@@ -1,5 +1,6 @@
 """bench index: what it measures against brute force in Python, and what it says of files that are wrong."""
 
+import ast
 import json
 import math
 import random
@@ -154,3 +155,40 @@ def test_what_does_not_fit(tool, head, tmp_path):
     refused(tool, flags(head, keys=npy(x, (N, DIM), [0] * (N * DIM - 1) + [math.nan])), "the keys hold a number that is not finite")
     refused(tool, flags(head, queries=npy(x, (1, GROUP, DIM), [math.inf] * GROUP * DIM)), "the queries hold")
     refused(tool, [*flags(head), "--n-local", N], "the window leaves no keys")
+
+
+def shape_of(path):
+    """Type and shape in a .npy file's head."""
+    raw = path.read_bytes()
+    assert raw[:8] == b"\x93NUMPY\x01\x00" and (10 + raw[8]) % 64 == 0
+    head = ast.literal_eval(raw[10 : 10 + raw[8]].decode())
+    assert head["fortran_order"] is False
+    count = math.prod(head["shape"]) * int(head["descr"][-1])
+    assert len(raw) == 10 + raw[8] + count
+    return head["descr"], head["shape"]
+
+
+def test_dump_is_what_bench_reads(tool, model, book, tmp_path):
+    """eval dump on the demo model: 30 layers, 3 KV heads of 64 dimensions, groups of 3."""
+    args = ["eval", "dump", "-m", model, "-f", book, "-c", 1400, "-n", 5, "--folder", tmp_path]
+    done = tool(*args, "--layers", "29,3")
+    assert done.returncode == 0, done.stderr
+    n = 1400 - 5 - 1
+    names = {f"layer{layer}_head{head}_{what}.npy" for layer in (3, 29) for head in range(3) for what in ("keys", "values", "queries", "train_queries")}
+    assert {p.name for p in tmp_path.iterdir()} == names | {"train_positions.npy"}
+    (m,) = shape_of(tmp_path / "train_positions.npy")[1]
+    for name in names:
+        want = ("<f2", (n, 64)) if "keys" in name or "values" in name else ("<f4", (m if "train" in name else 5, 3, 64))
+        assert shape_of(tmp_path / name) == want
+    head = {k: tmp_path / f"layer29_head1_{v}.npy" for k, v in (("keys", "keys"), ("values", "values"), ("queries", "queries"), ("train-queries", "train_queries"))}
+    flags = [x for k, v in head.items() for x in (f"--{k}", v)]
+    rows = tool("bench", "index", *flags, "--train-positions", tmp_path / "train_positions.npy", "--attn-top-k", 20, "--kind", "flat,graph", "--replicas", 2, "-r", 2, "-o", "jsonl")
+    assert rows.returncode == 0, rows.stderr
+    f16, int8, graph = (json.loads(line) for line in rows.stdout.splitlines())
+    assert f16["n"] == n and f16["steps"] == 5 and f16["recall16"]["min"] == 1 and int8["recall16"]["min"] == 1 and graph["recall16"]["mean"] > 0.9
+    # 8-bit keys go out as float32
+    assert tool(*args, "--layers", "3", "-ctk", "q8_0").returncode == 0
+    assert shape_of(tmp_path / "layer3_head0_keys.npy") == ("<f4", (n, 64)) and shape_of(tmp_path / "layer3_head0_values.npy")[0] == "<f2"
+    for flags, what in ((["--layers", "30"], "there is no layer 30"), (["--folder", tmp_path / "none"], "none/train_positions.npy: No such file"), (["-n", "1400"], "too few")):
+        bad = tool(*args, *flags)
+        assert bad.returncode == 1 and what in bad.stderr

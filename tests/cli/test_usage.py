@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-COMMANDS = (["serve"], ["run"], ["bench", "decode"], ["bench", "prefill"], ["bench", "index"], ["eval", "logits"], ["inspect"])
+COMMANDS = (["serve"], ["run"], ["bench", "decode"], ["bench", "prefill"], ["bench", "index"], ["eval", "logits"], ["eval", "dump"], ["inspect"])
 
 
 def refused(result, status, *parts):

@@ -9,6 +9,7 @@
  * The environment: FAKE_LOAD_GATE (eng_open waits until that path exists), FAKE_CANCEL_LOG (a line is appended for every cancelled
  * session).
  */
+#include "capture.h"
 #include "contexts.h"
 #include "engine.h"
 #include "index_bench.h"
@@ -403,6 +404,24 @@ int eng_session_force(eng_session *s, int32_t id)
 int eng_session_logits(eng_session *s, const float **ret)
 {
     (void)s;
+    (void)ret;
+    return -ENOSYS;
+}
+
+void eng_session_watch(eng_session *s, eng_queries_fn *fn, void *ctx)
+{
+    (void)s;
+    (void)fn;
+    (void)ctx;
+}
+
+int eng_session_rows(const eng_session *s, uint32_t layer, uint32_t head_kv, bool values, uint32_t n, float *ret)
+{
+    (void)s;
+    (void)layer;
+    (void)head_kv;
+    (void)values;
+    (void)n;
     (void)ret;
     return -ENOSYS;
 }
