@@ -45,6 +45,9 @@ void srv_job_free(srv_job *j)
     free(j->ids);
     for (size_t i = 0; i < j->n_stops; i++)
         free(j->stops[i]);
+    free(j->messages);
+    eng_context_release(j->context);
+    srv_buf_done(&j->said);
     srv_buf_done(&j->reply);
     srv_outbox_done(&j->outbox);
     free(j);

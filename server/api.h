@@ -13,6 +13,8 @@
 #include <stdatomic.h>
 #include <time.h>
 
+typedef struct srv_recent srv_recent;
+
 enum { SRV_MAX_STOPS = 16, SRV_MAX_STOP_LEN = 1024, SRV_MAX_LOGPROBS = 20, SRV_MAX_NAME = 128 };
 
 typedef enum { SRV_LOADING, SRV_READY, SRV_FAILED } srv_state;
@@ -32,6 +34,7 @@ typedef struct {
     char model_name[SRV_MAX_NAME];
     char fingerprint[48];
     char bos_text[64], eos_text[64];
+    srv_recent *recent; /* finished answers, by id */
     time_t started;
     atomic_bool sealing; /* the engine thread is storing a finished session */
 } srv_app;
@@ -65,17 +68,26 @@ typedef struct {
     void (*whole)(srv_job *j, const srv_outbox *o, srv_buf *out);
 } srv_shape;
 
-/* 1: answered, JSON in j->reply. 0: a generation is set up in j->request. < 0: fault filled. */
+/* 1: answered, JSON in j->reply. 0, of a job that is detached, as well; it goes on without its client. 0: a generation is set up in j->request. < 0: fault filled. */
 typedef int srv_prepare(srv_job *j, srv_fault *f);
 
 struct srv_job {
     const srv_app *app;
     srv_prepare *prepare;
+    char target[SRV_MAX_NAME]; /* what its path ends with, where that is a name */
     char *body; /* freed once prepared */
     size_t body_len;
     int rc; /* of prepare */
     srv_fault fault;
+    int status; /* of the reply; 0: 200 */
     srv_buf reply;
+
+    /* a named context that the prompt goes on from, or that is made of it */
+    eng_context *context;
+    bool makes, detached, ran; /* ran: the engine thread has taken it */
+    char *messages; /* of a conversation, as JSON: what may be named later. NULL: nothing may */
+    size_t messages_len;
+    srv_buf said; /* the answer's text so far */
 
     /* a generation */
     const srv_shape *shape;
@@ -146,13 +158,60 @@ void srv_answer_logprob(float v, srv_buf *out);
 /* All that `o` holds as chunks of a stream; ends it when the job is finished. */
 void srv_answer_stream(srv_job *j, const srv_outbox *o, srv_buf *out);
 
-extern const srv_shape srv_shape_chat, srv_shape_text;
+extern const srv_shape srv_shape_chat, srv_shape_text, srv_shape_context;
+
+/* ---- conversation.c: what named contexts stand for, and what follows them ---------------------------------------- */
+
+/* The body's "context", if there is one: j->context. A name that is not there is a 404. */
+int srv_context_take(srv_job *j, const cJSON *body, srv_fault *f);
+
+/* Ids of the text that follows j->context, if there is one; *ids is replaced by all of them. */
+int srv_context_prepend(const srv_job *j, int32_t **ids, size_t *n, srv_fault *f);
+
+/* Renders messages (NULL: the body's) by the chat template, with the body's other members that it knows. generation NULL: as the body says. */
+int srv_chat_render(const srv_job *j, const char *messages, size_t len, const char *generation, char **ret, size_t *ret_len, srv_fault *f);
+
+/* The prompt of the body's messages, behind j->context if there is one. */
+int srv_chat_ids(srv_job *j, const cJSON *body, int32_t **ret, size_t *ret_n, srv_fault *f);
+
+/* Contents of contexts to be made; srv_context_done them. */
+typedef struct {
+    eng_context_content content;
+    char *source;
+    int32_t *ids;
+} srv_context_content;
+
+int srv_context_of_text(const srv_job *j, const char *text, srv_context_content *ret, srv_fault *f);
+int srv_context_of_messages(const srv_job *j, const char *messages, size_t len, srv_context_content *ret, srv_fault *f);
+int srv_context_of_answer(const srv_job *j, const char *id, srv_context_content *ret, srv_fault *f);
+void srv_context_done(srv_context_content *c);
+
+/* What the engine says about a name, as a fault. */
+int srv_context_fault(int rc, const char *name, const char *param, const char *err, srv_fault *f);
+
+/* ---- recent.c: finished answers that may get a name, the last of them ------------------------------------------- */
+
+typedef struct {
+    char *messages, *said; /* messages NULL: a raw prompt */
+    size_t messages_len, said_len, n_ids;
+    int32_t *ids; /* of a raw prompt */
+} srv_answer;
+
+srv_recent *srv_recent_new(void); /* NULL: no memory */
+void srv_recent_free(srv_recent *r);
+void srv_recent_add(srv_recent *r, srv_job *j); /* takes what it keeps out of the job */
+/* A copy; srv_answer_done it. -ENOENT, -ENOMEM. */
+int srv_recent_find(srv_recent *r, uint64_t tenant, const char *id, srv_answer *ret);
+void srv_answer_done(srv_answer *a);
 
 /* ---- routes ----------------------------------------------------------------------------------------------------- */
 
 srv_prepare srv_chat_prepare, srv_template_prepare;       /* api_chat.c */
 srv_prepare srv_text_prepare;                             /* api_text.c */
 srv_prepare srv_tokenize_prepare, srv_detokenize_prepare; /* api_info.c */
+srv_prepare srv_contexts_list, srv_context_make, srv_context_show, srv_context_alter, srv_context_remove; /* api_contexts.c */
+/* The context of a job that makes one, as it is now: for a stream's last event. */
+void srv_context_write(srv_job *j);
 void srv_info_models(const srv_app *app, srv_buf *out);
 void srv_info_props(const srv_app *app, srv_buf *out);
 

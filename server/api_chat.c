@@ -7,51 +7,6 @@
 
 /* ---- in --------------------------------------------------------------------------------------------------------- */
 
-/* The template gets the request's own bytes: cJSON would turn 2.0 into 2. Only these members, so that no other one means something to it.
- */
-static int template_input(const srv_job *j, srv_buf *out)
-{
-    static const char *const members[] = {"messages", "add_generation_prompt", "chat_template_kwargs"};
-    char sep = '{';
-    for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++) {
-        const char *p;
-        size_t n;
-        if (!srv_json_span(j->body, j->body_len, members[i], &p, &n))
-            continue;
-        srv_buf_printf(out, "%c\"%s\":", sep, members[i]);
-        srv_buf_add(out, p, n);
-        sep = ',';
-    }
-    srv_buf_puts(out, "}");
-    return out->failed ? -ENOMEM : 0;
-}
-
-static int render(srv_job *j, const cJSON *body, char **ret, size_t *ret_len, srv_fault *f)
-{
-    const srv_app *app = j->app;
-    if (!app->chat_template || app->chat_failure[0])
-        return srv_fault_set(f, 501, "not_supported_error", NULL, "%s", app->chat_failure);
-    const cJSON *messages = srv_json_get(body, "messages");
-    if (!messages)
-        return srv_fault_bad(f, "messages", "\"messages\" is missing");
-    if (!cJSON_IsArray(messages))
-        return srv_fault_bad(f, "messages", "\"messages\" must be an array, not %s", srv_json_kind(messages));
-    if (!messages->child)
-        return srv_fault_bad(f, "messages", "\"messages\" is empty");
-    char err[420] = "";
-    srv_buf in = {0};
-    int rc = template_input(j, &in);
-    if (rc == 0)
-        rc = srv_template_render(app->chat_template, in.p, in.n, ret, ret_len, err, sizeof(err));
-    srv_buf_done(&in);
-    /* The template or the messages are at fault, also where they ask for more time or memory than a render has. */
-    if (rc == -EINVAL || ((rc == -ETIMEDOUT || rc == -ENOMEM) && err[0]))
-        return srv_fault_bad(f, "messages", "%s", err[0] ? err : "the chat template refused the messages");
-    if (rc < 0)
-        return srv_fault_set(f, 500, "server_error", NULL, "rendering the chat template failed: %s", err[0] ? err : strerror(-rc));
-    return 0;
-}
-
 int srv_template_prepare(srv_job *j, srv_fault *f)
 {
     cJSON *body;
@@ -60,7 +15,11 @@ int srv_template_prepare(srv_job *j, srv_fault *f)
     int rc = srv_api_body(j, &body, f);
     if (rc < 0)
         return rc;
-    rc = render(j, body, &text, &n, f);
+    const cJSON *messages = srv_json_get(body, "messages");
+    if (!cJSON_IsArray(messages) || !messages->child)
+        rc = srv_fault_bad(f, "messages", "\"messages\" %s", !messages ? "is missing" : cJSON_IsArray(messages) ? "is empty" : "must be an array");
+    if (rc == 0)
+        rc = srv_chat_render(j, NULL, 0, NULL, &text, &n, f);
     cJSON_Delete(body);
     if (rc < 0)
         return rc;
@@ -74,22 +33,16 @@ int srv_template_prepare(srv_job *j, srv_fault *f)
 
 static int chat_setup(srv_job *j, const cJSON *body, srv_fault *f)
 {
-    char *text;
-    size_t len, n;
     int32_t *ids;
+    size_t n;
     int rc = srv_api_common(j, body, "chatcmpl-", f);
     if (rc == 0)
         rc = srv_api_logprobs(j, body, true, f);
     if (rc == 0)
-        rc = render(j, body, &text, &len, f);
-    if (rc < 0)
-        return rc;
-    /* The template writes BOS itself where the model wants one. */
-    rc = eng_tokenize(j->app->engine, text, len, ENG_TOK_PARSE_SPECIAL, srv_template_guard(), &ids, &n);
-    free(text);
-    if (rc < 0)
-        return srv_fault_set(f, 500, "server_error", NULL, "tokenizing failed: %s", strerror(-rc));
-    return srv_api_prompt(j, ids, n, "messages", f);
+        rc = srv_context_take(j, body, f);
+    if (rc == 0)
+        rc = srv_chat_ids(j, body, &ids, &n, f);
+    return rc < 0 ? rc : srv_api_prompt(j, ids, n, "messages", f);
 }
 
 int srv_chat_prepare(srv_job *j, srv_fault *f)

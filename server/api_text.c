@@ -45,8 +45,8 @@ static int read_prompt(const srv_job *j, const cJSON *body, int32_t **ret, size_
         return srv_fault_bad(f, "prompt", "\"prompt\" must be a string or an array of token ids, not %s", srv_json_kind(v));
     if (!v->valuestring[0])
         return srv_fault_bad(f, "prompt", "the prompt is empty");
-    int rc =
-        eng_tokenize(j->app->engine, v->valuestring, strlen(v->valuestring), ENG_TOK_ADD_SPECIAL | ENG_TOK_PARSE_SPECIAL, NULL, ret, ret_n);
+    unsigned flags = ENG_TOK_PARSE_SPECIAL | (j->context ? 0 : ENG_TOK_ADD_SPECIAL); /* what follows a context begins nothing */
+    int rc = eng_tokenize(j->app->engine, v->valuestring, strlen(v->valuestring), flags, NULL, ret, ret_n);
     if (rc < 0)
         return srv_fault_set(f, 500, "server_error", NULL, "tokenizing failed: %s", strerror(-rc));
     return 0;
@@ -65,9 +65,18 @@ int srv_text_prepare(srv_job *j, srv_fault *f)
     if (rc == 0)
         rc = srv_api_logprobs(j, body, false, f);
     if (rc == 0)
+        rc = srv_context_take(j, body, f);
+    if (rc == 0)
         rc = read_prompt(j, body, &ids, &n, f);
     cJSON_Delete(body);
-    return rc < 0 ? rc : srv_api_prompt(j, ids, n, "prompt", f);
+    if (rc < 0)
+        return rc;
+    rc = srv_context_prepend(j, &ids, &n, f);
+    if (rc < 0) {
+        free(ids);
+        return rc;
+    }
+    return srv_api_prompt(j, ids, n, "prompt", f);
 }
 
 /* ---- out -------------------------------------------------------------------------------------------------------- */

@@ -137,6 +137,7 @@ int srv_cmd_serve(const cfg_settings *settings)
         return EXIT_FAILURE;
     }
     s->app.settings = settings;
+    s->app.recent = srv_recent_new(); /* without it, answers cannot be named */
     s->listen_fd = -1;
     signal(SIGPIPE, SIG_IGN);
     /* A render that hangs holds a thread of libuv's until its limit: the default of 4 is few. */
@@ -150,6 +151,7 @@ int srv_cmd_serve(const cfg_settings *settings)
     srv_template_free(s->app.chat_template);
     free(s->app.given_template);
     srv_keys_free(s->keys);
+    srv_recent_free(s->app.recent);
     free(s);
     return status;
 }

@@ -36,6 +36,11 @@ static const srv_route routes[] = {
     {"POST", "/tokenize", srv_tokenize_prepare},
     {"POST", "/detokenize", srv_detokenize_prepare},
     {"POST", "/apply-template", srv_template_prepare},
+    {"POST", "/v1/contexts", srv_context_make, .generates = true},
+    {"GET", "/v1/contexts", srv_contexts_list},
+    {"GET", "/v1/contexts/", srv_context_show},
+    {"PATCH", "/v1/contexts/", srv_context_alter},
+    {"DELETE", "/v1/contexts/", srv_context_remove},
     {"GET", "/v1/models", .get = srv_info_models},
     {"GET", "/models", .get = srv_info_models},
     {"GET", "/props", .get = srv_info_props},
@@ -158,6 +163,18 @@ static void add_header(struct MHD_Response *r, const char *name, const char *val
         srv_log(LOG_WARNING, "no memory for the header %s", name);
 }
 
+/* The methods that a route's path answers. */
+static const char *allowed(const srv_route *route, char *all, size_t size)
+{
+    all[0] = 0;
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++)
+        if (strcmp(routes[i].path, route->path) == 0) {
+            size_t n = strlen(all);
+            snprintf(all + n, size - n, "%s%s", n ? ", " : "", strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : routes[i].method);
+        }
+    return all;
+}
+
 /* Queues c->reply. */
 static enum MHD_Result send_reply(srv_conn *c)
 {
@@ -174,8 +191,9 @@ static enum MHD_Result send_reply(srv_conn *c)
     add_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, c->content_type);
     if (c->must_close || c->server->draining)
         add_header(r, MHD_HTTP_HEADER_CONNECTION, "close");
-    if (c->status == 405)
-        add_header(r, MHD_HTTP_HEADER_ALLOW, c->route && strcmp(c->route->method, "POST") == 0 ? "POST" : "GET, HEAD");
+    char all[64];
+    if (c->status == 405 && c->route)
+        add_header(r, MHD_HTTP_HEADER_ALLOW, allowed(c->route, all, sizeof(all)));
     if (c->status == 401)
         add_header(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     if (c->fault.retry_after) {
@@ -263,6 +281,15 @@ static void drop_job(srv_server *s, srv_job *j)
     srv_job_free(j);
 }
 
+/* A job that never ran, and was to make a context for somebody who waited for it. */
+static void forget_making(srv_job *j)
+{
+    if (!j->makes || !j->context || j->ran)
+        return;
+    eng_context_abandon(j->app->engine, j->context);
+    j->context = NULL;
+}
+
 /* The client is gone, or does not read: its job stops within a layer. */
 static void abandon(srv_conn *c)
 {
@@ -275,8 +302,10 @@ static void abandon(srv_conn *c)
     c->job = NULL;
     log_request(c, " cancelled");
     j->owner = NULL; /* one that is being prepared or runs is freed when that ends */
-    if (srv_queue_cancel(&s->queue, j))
+    if (srv_queue_cancel(&s->queue, j)) {
+        forget_making(j);
         drop_job(s, j);
+    }
 }
 
 void srv_http_client_gone(srv_conn *c)
@@ -314,6 +343,7 @@ static void start_job(srv_conn *c)
     c->body = (srv_buf){0};
     j->owner = c;
     j->request.tenant = c->tenant;
+    memcpy(j->target, c->target, sizeof(j->target));
     j->generates = c->route->generates;
     c->job = j;
     c->phase = SRV_WAITING;
@@ -323,6 +353,15 @@ static void start_job(srv_conn *c)
     srv_loop_prepare(s, j);
 }
 
+/* What a work item answered. */
+static void answer(srv_conn *c, srv_job *j)
+{
+    c->phase = SRV_REPLYING;
+    c->status = j->status ? j->status : 200;
+    c->reply = j->reply;
+    j->reply = (srv_buf){0};
+}
+
 void srv_http_prepared(srv_server *s, srv_job *j)
 {
     srv_conn *c = j->owner;
@@ -330,23 +369,31 @@ void srv_http_prepared(srv_server *s, srv_job *j)
     free(j->body);
     j->body = NULL;
     if (!c) {
+        forget_making(j);
         drop_job(s, j);
         return;
     }
     if (j->rc == 0 && s->stopping)
         j->rc = srv_fault_set(&j->fault, 503, "unavailable_error", NULL, "the server is shutting down");
     if (j->rc != 0) {
+        forget_making(j);
         c->job = NULL;
         c->phase = SRV_REPLYING;
         if (j->rc < 0) {
             c->fault = j->fault;
             refuse(c);
         } else {
-            c->status = 200;
-            c->reply = j->reply;
-            j->reply = (srv_buf){0};
+            answer(c, j);
         }
         drop_job(s, j);
+        srv_loop_resume(c);
+        return;
+    }
+    if (j->detached) {
+        c->job = NULL;
+        j->owner = NULL;
+        answer(c, j);
+        srv_queue_put(&s->queue, j);
         srv_loop_resume(c);
         return;
     }
@@ -392,9 +439,13 @@ void srv_http_news(srv_server *s)
     srv_job *j;
     while ((j = srv_queue_news(&s->queue, &o))) {
         bool finished = o.finished;
+        if (!j->makes && o.text.n)
+            srv_buf_add(&j->said, o.text.p, o.text.n);
         if (j->owner)
             conn_news(j->owner, j, &o);
         srv_outbox_done(&o);
+        if (finished && (j->end == SRV_END_STOP || j->end == SRV_END_LENGTH))
+            srv_recent_add(s->app.recent, j);
         if (finished)
             drop_job(s, j);
     }
@@ -402,19 +453,33 @@ void srv_http_news(srv_server *s)
 
 /* ---- requests --------------------------------------------------------------------------------------------------- */
 
+static bool is_path(const char *path, const char *url)
+{
+    size_t n = strlen(path);
+    bool named = n > 1 && path[n - 1] == '/';
+    return named ? strncmp(path, url, n) == 0 && url[n] && !strchr(url + n, '/') : strcmp(path, url) == 0;
+}
+
 static int find_route(srv_conn *c, const char *url, srv_fault *f)
 {
     const char *method = strcmp(c->method, "HEAD") == 0 ? "GET" : c->method;
     for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
-        if (strcmp(routes[i].path, url) != 0)
+        if (!is_path(routes[i].path, url))
             continue;
         c->route = &routes[i];
+        snprintf(c->target, sizeof(c->target), "%s", url + strlen(c->route->path));
         if (strcmp(routes[i].method, method) == 0)
             return 0;
     }
+    char all[64];
     if (c->route)
-        return srv_fault_set(f, 405, "invalid_request_error", NULL, "%s answers %s, not %s", c->route->path, c->route->method, c->method);
+        return srv_fault_set(f, 405, "invalid_request_error", NULL, "%s answers %s, not %s", c->route->path, allowed(c->route, all, sizeof(all)), c->method);
     return srv_fault_set(f, 404, "not_found_error", NULL, "there is no such route");
+}
+
+static bool takes_body(const srv_route *r)
+{
+    return strcmp(r->method, "POST") == 0 || strcmp(r->method, "PATCH") == 0;
 }
 
 /* All that can be said before the body comes. */
@@ -438,7 +503,7 @@ static int first_look(srv_conn *c, const char *url, const char *version, srv_fau
         f->retry_after = RETRY_AFTER;
         return -EINVAL;
     }
-    if (!c->route->prepare)
+    if (!takes_body(c->route))
         return 0;
     if (srv_guard_type(c, f) < 0)
         return -EINVAL;
@@ -476,7 +541,7 @@ static enum MHD_Result take_body(srv_conn *c, const char *data, size_t n)
                       (unsigned long long)most);
         refuse(c);
     }
-    if (c->refused || !c->route->prepare) /* an answer cannot overtake a body: read a little more of it, then give up */
+    if (c->refused || !takes_body(c->route)) /* an answer cannot overtake a body: read a little more of it, then give up */
         return c->body_seen > most + DRAIN_BYTES ? MHD_NO : MHD_YES;
     size_t before = c->body.cap;
     srv_buf_add(&c->body, data, n);
@@ -572,7 +637,10 @@ void srv_http_cancel_all(srv_server *s)
             continue;
         srv_outbox o = {.finished = true};
         j->end = SRV_END_CANCELLED;
+        forget_making(j);
         conn_news(c, j, &o);
         drop_job(s, j);
     }
+    for (srv_job *j; (j = srv_queue_cancel_next(&s->queue));) /* those without a client */
+        drop_job(s, j);
 }

@@ -25,8 +25,8 @@ typedef struct srv_client {
 typedef enum { SRV_RECEIVING, SRV_WAITING, SRV_REPLYING, SRV_STREAMING } srv_phase;
 
 typedef struct {
-    const char *method, *path;
-    srv_prepare *prepare;                          /* POST */
+    const char *method, *path; /* a path that ends with / goes on with a name */
+    srv_prepare *prepare;                          /* a work item: POST, PATCH, and what may have to wait for the disk */
     void (*get)(const srv_app *app, srv_buf *out); /* GET */
     void (*special)(srv_server *s, srv_conn *c);   /* GET that needs the server; fills c->status, c->reply */
     bool generates;                                /* takes a place in the queue */
@@ -40,7 +40,7 @@ struct srv_conn {
     struct MHD_Connection *mhd;
     srv_client *client;
     const srv_route *route;
-    char method[8];
+    char method[8], target[SRV_MAX_NAME]; /* target: the name that the path ends with */
     srv_phase phase;
     bool suspended, gone, logged;
 

@@ -342,6 +342,23 @@ bool srv_json_span(const char *text, size_t len, const char *key, const char **r
     return found;
 }
 
+bool srv_json_first(const char *text, size_t len, const char **ret, size_t *ret_len)
+{
+    srv_fault ignored;
+    scan s = {.text = text, .len = len, .fault = &ignored};
+    skip_space(&s);
+    if (peek(&s) != '[')
+        return false;
+    s.at++;
+    skip_space(&s);
+    size_t item = s.at;
+    if (peek(&s) == ']' || scan_value(&s, 1) < 0)
+        return false;
+    *ret = text + item;
+    *ret_len = s.at - item;
+    return true;
+}
+
 /* ---- getters ---------------------------------------------------------------------------------------------------- */
 
 const cJSON *srv_json_get(const cJSON *obj, const char *key)

@@ -36,6 +36,9 @@ int srv_json_parse(const char *text, size_t len, cJSON **ret, srv_fault *f);
 /* The bytes of top-level member `key` (the last one) of an object that srv_json_parse accepted. false: not there. */
 bool srv_json_span(const char *text, size_t len, const char *key, const char **ret, size_t *ret_len);
 
+/* The bytes of the first item of such an array. false: it is empty. */
+bool srv_json_first(const char *text, size_t len, const char **ret, size_t *ret_len);
+
 /* True when s is valid UTF-8 (no surrogates, nothing overlong). *ret_good, if not NULL: how many bytes are, up to the first bad one. */
 bool srv_utf8_valid(const char *s, size_t n, size_t *ret_good);
 

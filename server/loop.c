@@ -245,6 +245,8 @@ static void on_tick(uv_timer_t *t)
     double now = srv_now_ms();
     feed_watchdog(s, now);
     srv_http_tick(s, now);
+    if (atomic_load(&s->app.state) == SRV_READY)
+        eng_contexts_tick(s->app.engine);
     if (s->draining && now > s->drain_deadline_ms) {
         if (s->stopping) {
             uv_stop(&s->loop);
@@ -314,11 +316,11 @@ static void finish(srv_server *s)
         _exit(s->exit_status); /* loading cannot be interrupted, and nothing is lost */
     s->stopping = true;
     srv_http_cancel_all(s);
+    while (s->n_work > 0) /* they use the engine */
+        uv_run(&s->loop, UV_RUN_ONCE);
     srv_queue_stop(&s->queue);
     srv_worker_join(&s->worker);
     srv_http_news(s);
-    while (s->n_work > 0)
-        uv_run(&s->loop, UV_RUN_ONCE);
     for (srv_conn *c = s->conns; c; c = c->next) {
         c->gone = c->out_abort = true;
         srv_loop_resume(c);

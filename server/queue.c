@@ -67,6 +67,22 @@ bool srv_queue_cancel(srv_queue *q, srv_job *j)
     return out;
 }
 
+srv_job *srv_queue_cancel_next(srv_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    srv_job *j = q->head;
+    if (j) {
+        q->head = j->next;
+        q->tail = q->head ? q->tail : NULL;
+        q->n_waiting--;
+    } else if (q->running) {
+        atomic_store(&q->cancel, true);
+        pthread_cond_signal(&q->drained);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return j;
+}
+
 srv_job *srv_queue_news(srv_queue *q, srv_outbox *ret)
 {
     pthread_mutex_lock(&q->lock);

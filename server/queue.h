@@ -30,6 +30,8 @@ void srv_queue_done(srv_queue *q);
 void srv_queue_put(srv_queue *q, srv_job *j);
 /* Loop: true when the job was still waiting and is out now; else it is told to stop if it runs, and will finish. */
 bool srv_queue_cancel(srv_queue *q, srv_job *j);
+/* Loop: a job that was still waiting and is out now; NULL when there is none, and the one that runs is told to stop. */
+srv_job *srv_queue_cancel_next(srv_queue *q);
 /* Loop: the next job with news, its outbox moved to *ret (srv_outbox_done it); NULL when there is none. */
 srv_job *srv_queue_news(srv_queue *q, srv_outbox *ret);
 void srv_queue_depth(srv_queue *q, uint32_t *ret_waiting, uint32_t *ret_running);

@@ -109,7 +109,10 @@ typedef struct {
 static void on_progress(void *ctx, uint32_t n_done, uint32_t n_cached, uint32_t n_prompt)
 {
     run *r = ctx;
-    srv_queue_progress(r->w->queue, r->job, n_done, n_cached, n_prompt, srv_now_ms() - r->started_ms);
+    if (r->job->makes)
+        eng_context_report(r->job->context, ENG_CONTEXT_READING, n_done, NULL);
+    if (r->job->stream && r->job->return_progress)
+        srv_queue_progress(r->w->queue, r->job, n_done, n_cached, n_prompt, srv_now_ms() - r->started_ms);
 }
 
 static int hold(run *r, const eng_token *t)
@@ -212,17 +215,33 @@ static void set_end(srv_job *j, int rc, const char *err)
         srv_fault_set(&j->fault, 500, "server_error", NULL, "%s", err[0] ? err : strerror(-rc));
 }
 
+/* A context is there when its tokens are kept; one that nobody waits for says itself what went wrong, another one has its client told. */
+static void end_making(srv_worker *w, srv_job *j)
+{
+    if (j->end == SRV_END_LENGTH) {
+        eng_context_report(j->context, ENG_CONTEXT_READY, (uint32_t)j->request.n_ids, NULL);
+        eng_idle(w->app->engine, 0, &w->queue->poke);
+        srv_context_write(j);
+    } else if (j->detached) {
+        eng_context_report(j->context, ENG_CONTEXT_FAILED, 0, j->end == SRV_END_FAULT ? j->fault.message : "the server was shut down");
+    } else {
+        eng_context_abandon(w->app->engine, j->context);
+        j->context = NULL;
+    }
+}
+
 static void run_job(srv_worker *w, srv_job *j)
 {
     run r = {.w = w, .job = j, .started_ms = srv_now_ms()};
     eng_session *s = NULL;
     char err[400] = "";
+    j->ran = true;
     j->request.cancel = &w->queue->cancel;
     int rc = srv_textout_new((const char *const *)j->stops, j->n_stops, &r.out);
     if (rc == 0)
         rc = eng_session_open(w->app->engine, &j->request, &s, err, sizeof(err));
     if (rc == 0)
-        rc = eng_session_prefill(s, j->stream && j->return_progress ? on_progress : NULL, &r);
+        rc = eng_session_prefill(s, j->makes || (j->stream && j->return_progress) ? on_progress : NULL, &r);
     if (rc == 0)
         rc = decode(&r, s);
     set_end(j, rc, err);
@@ -230,8 +249,14 @@ static void run_job(srv_worker *w, srv_job *j)
         eng_session_timings(s, &j->timings);
         j->miss = eng_session_miss(s);
     }
-    /* The answer goes out before the session is stored: nobody waits for that. */
     atomic_store(&w->app->sealing, true);
+    if (j->makes) { /* what is asked for is that it is stored */
+        if (s)
+            eng_session_close(s);
+        s = NULL;
+        end_making(w, j);
+    }
+    /* The answer goes out before the session is stored: nobody waits for that. */
     srv_queue_finish(w->queue, j);
     if (s)
         eng_session_close(s);

@@ -6,6 +6,7 @@ import signal
 import stat
 
 import pytest
+import requests
 from daemon import Daemon, until
 from test_real import chat, document
 
@@ -123,3 +124,59 @@ def test_folder_in_use(kept, real_bin, real_model, tmp_path):
         assert chat(other, [{"role": "user", "content": "Hello"}], max_tokens=2)["usage"]["completion_tokens"] == 2
     finally:
         other.stop()
+
+
+# ---- names
+
+
+def tiers(daemon, name):
+    return daemon.get("/v1/contexts/" + name).json()["tiers"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
+def test_named_text_after_a_restart(kept, end, tmp_path):
+    """All of it is found, from memory and from disk, and the answer is the one of a prompt that was read anew."""
+    daemon = kept()
+    text = document(100)
+    made = daemon.stream("/v1/contexts", {"name": "shelves", "text": text, "ttl": "1h"})[-2]
+    tokens = made["tokens"]
+    assert made["state"] == "ready" and tokens > 1000 and made["tiers"]["ram"]["tokens"] == tokens
+    question = [{"role": "user", "content": "On which shelf is item 7?"}]
+    warm = chat(daemon, question, context="shelves", **OPTIONS)
+    assert warm["timings"]["cache_n"] == tokens and warm["timings"]["disk_n"] == 0
+    whole = chat(daemon, [{"role": "user", "content": text + "\n\n" + question[0]["content"]}], max_tokens=1)
+    assert abs(whole["usage"]["prompt_tokens"] - warm["usage"]["prompt_tokens"]) <= 1  # where the two are joined
+    until(lambda: resting(daemon) and tiers(daemon, "shelves")["disk"]["tokens"] == tokens, 300)
+    daemon.stop(end)
+    daemon = kept()
+    listed = daemon.get("/v1/contexts").json()["data"]
+    assert [c["name"] for c in listed] == ["shelves"] and listed[0]["tokens"] == tokens and listed[0]["expires"] == made["expires"]
+    assert listed[0]["tiers"]["disk"]["tokens"] == tokens and listed[0]["tiers"]["disk"]["bytes"] > 0
+    again = chat(daemon, question, context="shelves", **OPTIONS)
+    cold = chat(daemon, question, context="shelves", cache_prompt=False, **OPTIONS)
+    assert again["timings"]["cache_n"] >= tokens and again["timings"]["disk_n"] >= tokens
+    assert warm["choices"] == again["choices"] == cold["choices"]
+    raw = {"prompt": "In which room is item 11?", "context": "shelves", "max_tokens": 4, "temperature": 0}
+    got = daemon.post("/v1/completions", raw).json()
+    assert got["timings"]["cache_n"] == tokens
+    assert requests.delete(daemon.base + "/v1/contexts/shelves").status_code == 200
+    assert not list((tmp_path / "state").rglob("*.seg"))  # it was all there was
+    daemon.stop()
+    assert kept().get("/v1/contexts").json()["data"] == []
+
+
+def test_named_conversation(kept):
+    """A growing conversation by names of its answers; a pinned one is in memory again before anybody asks."""
+    daemon = kept()
+    first = chat(daemon, [{"role": "system", "content": document(80)}, {"role": "user", "content": "Where is item 5?"}], max_tokens=8)
+    daemon.stream("/v1/contexts", {"name": "talk", "from": first["id"], "pinned": True})
+    tokens = daemon.get("/v1/contexts/talk").json()["tokens"]
+    assert tokens >= first["usage"]["prompt_tokens"] + 8
+    second = chat(daemon, [{"role": "user", "content": "And item 6?"}], context="talk", max_tokens=4)
+    assert second["timings"]["cache_n"] >= tokens - 1
+    until(lambda: resting(daemon) and tiers(daemon, "talk")["disk"]["tokens"] == tokens, 300)
+    daemon.stop()
+    daemon = kept()
+    until(lambda: tiers(daemon, "talk")["ram"]["tokens"] == tokens, 300)
+    third = chat(daemon, [{"role": "user", "content": "And item 6?"}], context="talk", max_tokens=4)
+    assert third["timings"]["cache_n"] >= tokens - 1

@@ -6,11 +6,12 @@
  *   [[gate:PATH]]     the answer goes on after its first token when PATH exists
  *   [[pace]]          a token takes a millisecond
  *   [[fail:open|prefill|decode]]   -ENOMEM there
+ * Named contexts are the real ones, in memory.
  * The environment: FAKE_LOAD_GATE (eng_open waits until that path exists), FAKE_CANCEL_LOG (a line is appended for every cancelled
- * session).
+ * session), FAKE_CLOCK (a file with the seconds since 1970 that names live by).
  */
 #include "capture.h"
-#include "contexts.h"
+#include "context_names.h"
 #include "engine.h"
 #include "index_bench.h"
 
@@ -32,6 +33,7 @@ static const char template[] = "{% for m in messages %}{% if '[[render-hang]]' i
 struct eng_engine {
     eng_params params;
     eng_info info;
+    eng_names *names;
     int32_t *kept; /* the one context: ids of the last prompt and answer */
     size_t n_kept;
     _Atomic(uint64_t) heartbeat, hits, misses, prompt_tokens, cached_tokens, predicted_tokens;
@@ -112,6 +114,19 @@ eng_params eng_params_default(void)
 
 /* ---- open, info ------------------------------------------------------------------------------------------------- */
 
+static int64_t file_clock(void *ctx)
+{
+    (void)ctx;
+    long long seconds = 0;
+    FILE *f = fopen(getenv("FAKE_CLOCK"), "r");
+    if (f) {
+        if (fscanf(f, "%lld", &seconds) != 1)
+            seconds = 0;
+        fclose(f);
+    }
+    return seconds;
+}
+
 int eng_open(const char *model_path, const eng_params *params, eng_engine **ret, char *err, size_t errlen)
 {
     const char *gate = getenv("FAKE_LOAD_GATE");
@@ -144,6 +159,12 @@ int eng_open(const char *model_path, const eng_params *params, eng_engine **ret,
                          .eos = IM_END,
                          .add_bos = true,
                          .fingerprint = 0x1234};
+    eng_names_budget budget = {.ram_limit = params->cache_ram, .token_bytes = 1024};
+    if (eng_names_new(e->info.fingerprint, &e->names) < 0) {
+        free(e);
+        return -ENOMEM;
+    }
+    eng_names_setup(e->names, &budget, getenv("FAKE_CLOCK") ? file_clock : NULL, NULL, NULL, NULL);
     *ret = e;
     return 0;
 }
@@ -152,6 +173,7 @@ void eng_close(eng_engine *e)
 {
     if (!e)
         return;
+    eng_names_free(e->names);
     free(e->kept);
     free(e);
 }
@@ -461,6 +483,43 @@ void eng_session_close(eng_session *s)
         e->pending = PENDING;
     }
     free_session(s);
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+int eng_context_make(eng_engine *e, const eng_context_params *p, eng_context **ret, char *err, size_t errlen)
+{
+    return eng_names_make(e->names, p, ret, err, errlen);
+}
+
+int eng_context_use(eng_engine *e, uint64_t tenant, const char *name, eng_context **ret)
+{
+    return eng_names_use(e->names, tenant, name, ret);
+}
+
+void eng_context_abandon(eng_engine *e, eng_context *c)
+{
+    eng_names_abandon(e->names, c);
+}
+
+int eng_context_alter(eng_engine *e, uint64_t tenant, const char *name, const eng_context_change *change, char *err, size_t errlen)
+{
+    return eng_names_alter(e->names, tenant, name, change, err, errlen);
+}
+
+int eng_context_remove(eng_engine *e, uint64_t tenant, const char *name)
+{
+    return eng_names_remove(e->names, tenant, name);
+}
+
+int eng_context_list(eng_engine *e, uint64_t tenant, const char *name, eng_context_info **ret)
+{
+    return eng_names_list(e->names, tenant, name, NULL, NULL, ret);
+}
+
+void eng_contexts_tick(eng_engine *e)
+{
+    eng_names_tick(e->names);
 }
 
 /* bench index needs no model, so the real program is tested with it. */
