@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -49,11 +50,14 @@ static int bench_open(bench *b, const cfg_settings *s, const char *lengths, size
     for (size_t i = 0; i < b->n_lengths; i++)
         if (b->lengths[i] > longest)
             longest = b->lengths[i];
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    sched_getaffinity(0, sizeof cpus, &cpus);
     int status = srv_open_for(s, longest + extra, false, &b->engine);
     if (!status)
         status = srv_test_tokens(b->engine, s->file, longest, &b->ids);
     if (!status)
-        b->peak = srv_peak_read(eng_info_get(b->engine)->n_threads);
+        b->peak = srv_peak_read(eng_info_get(b->engine)->n_threads, &cpus);
     return status;
 }
 
