@@ -12,6 +12,13 @@ INLINE int raised_by(const eng_type t)
     return t == ENG_IQ4_XS ? 128 : offset_of(t);
 }
 
+/* Whether its codes are taken as elements 0..15 of parts 0 2 4 6, then of 1 3 5 7, elements 16..31 of 0 2 4 6, of 1 3 5 7: the first and the
+ * third, the second and the fourth have the same scales. */
+INLINE bool in_quarters(const eng_type t)
+{
+    return t == ENG_Q4_K || t == ENG_Q5_K;
+}
+
 /* 256 elements of x, the codes in the order in which load_codes64 has the weights'. */
 typedef struct {
     __m512i q[4];
@@ -37,7 +44,6 @@ INLINE __m512i sums_of_16(const __m512i q[4])
 INLINE x_super load_x(const eng_q8_act *x, size_t block, const eng_type t)
 {
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), zero = _mm512_setzero_si512();
-    const bool halves = t == ENG_Q4_K || t == ENG_Q5_K; /* parts 0 2, 1 3 ... */
     x_super g;
     __m512i q[4];
     for (size_t k = 0; k < 4; k++)
@@ -49,12 +55,22 @@ INLINE x_super load_x(const eng_q8_act *x, size_t block, const eng_type t)
         g.d = _mm512_permutexvar_ps(twice, g.d);
     else if (has_min(t))
         g.d = _mm512_insertf32x8(g.d, _mm256_xor_ps(_mm256_set1_ps(-0.0f), _mm256_loadu_ps(x->s + 8 * block)), 1);
+    if (t == ENG_Q4_K) /* its odd parts' codes stay where they are, times 16 */
+        g.d = _mm512_mask_mul_ps(g.d, 0xaa, g.d, _mm512_set1_ps(0.0625f));
     if (t == ENG_Q2_K)
         g.s = _mm512_xor_ps(_mm512_set1_ps(-0.0f), _mm512_mul_ps(g.d, _mm512_cvtepi32_ps(sums_of_16(q))));
     for (size_t k = 0; k < 4; k += 2) {
         __m512i u = q[k], v = q[k + 1];
-        g.q[k] = t == ENG_IQ4_XS ? _mm512_shuffle_i32x4(u, v, 0x88) : halves ? _mm512_shuffle_i32x4(u, v, 0x44) : u;
-        g.q[k + 1] = t == ENG_IQ4_XS ? _mm512_shuffle_i32x4(u, v, 0xdd) : halves ? _mm512_shuffle_i32x4(u, v, 0xee) : v;
+        g.q[k] = t == ENG_IQ4_XS ? _mm512_shuffle_i32x4(u, v, 0x88) : u;
+        g.q[k + 1] = t == ENG_IQ4_XS ? _mm512_shuffle_i32x4(u, v, 0xdd) : v;
+    }
+    if (in_quarters(t)) {
+        __m512i u0 = _mm512_shuffle_i32x4(q[0], q[1], 0x44), u1 = _mm512_shuffle_i32x4(q[2], q[3], 0x44); /* even parts */
+        __m512i v0 = _mm512_shuffle_i32x4(q[0], q[1], 0xee), v1 = _mm512_shuffle_i32x4(q[2], q[3], 0xee);
+        g.q[0] = _mm512_shuffle_i32x4(u0, u1, 0x88);
+        g.q[1] = _mm512_shuffle_i32x4(v0, v1, 0x88);
+        g.q[2] = _mm512_shuffle_i32x4(u0, u1, 0xdd);
+        g.q[3] = _mm512_shuffle_i32x4(v0, v1, 0xdd);
     }
     for (size_t k = 0; k < 4; k++)
         g.c[k] = raised_by(t) ? _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, _mm512_set1_epi8((char)raised_by(t)), g.q[k])) : zero;
@@ -85,7 +101,7 @@ INLINE __m512i load64(const void *p)
     return _mm512_loadu_si512(p);
 }
 
-/* Codes k and k + 1 of four, k even: low and high nibbles of 64 bytes, or four fields of 32 bytes. */
+/* Codes k and k + 1 of four, k even: low and high nibbles of 64 bytes, or four fields of 32 bytes. Of Q4_K the high ones times 16. */
 INLINE void load_codes64(const eng_type t, const char *block, const int k, __m512i out[2])
 {
     const __m512i nibble = _mm512_set1_epi8(15), two_bits = _mm512_set1_epi8(3);
@@ -107,13 +123,19 @@ INLINE void load_codes64(const eng_type t, const char *block, const int k, __m51
     const eng_q6_k *b6 = (const void *)block;
     const eng_iq4_xs *bx = (const void *)block;
     const uint8_t *q = t == ENG_Q4_K ? b4->q : t == ENG_Q5_K ? b5->q : t == ENG_Q6_K ? b6->q : bx->q;
-    __m512i v = load64(q + 32 * k);
+    __m512i v = in_quarters(t) ? _mm512_shuffle_i32x4(load64(q), load64(q + 64), k ? 0xdd : 0x88) : load64(q + 32 * k);
     out[0] = _mm512_and_si512(v, nibble);
+    if (t == ENG_Q4_K) {
+        out[1] = _mm512_andnot_si512(nibble, v);
+        return;
+    }
     out[1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
-    if (t == ENG_Q5_K) { /* parts 0 2, 1 3; then 4 6, 5 7: bit j of h to bit 4 */
-        __m512i h = twice32(b5->h);
-        out[0] = with_high(out[0], rotate(h, (36 - 2 * k) & 31, (34 - 2 * k) & 31), 16);
-        out[1] = with_high(out[1], rotate(h, (35 - 2 * k) & 31, (33 - 2 * k) & 31), 16);
+    if (t == ENG_Q5_K) { /* bit j of h to bit 4 */
+        const __m512i even = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
+        const __m512i odd = _mm512_setr_epi32(3, 3, 3, 3, 1, 1, 1, 1, 31, 31, 31, 31, 29, 29, 29, 29);
+        __m512i h = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(b5->h + 8 * k)));
+        out[0] = with_high(out[0], _mm512_rolv_epi32(h, even), 16);
+        out[1] = with_high(out[1], _mm512_rolv_epi32(h, odd), 16);
     } else if (t == ENG_Q6_K) { /* parts 0 1, 2 3; then 4 5, 6 7: bits 2 (j % 4) of h to bits 4 5 */
         __m512i h = twice32(b6->h + 16 * k);
         out[0] = with_high(out[0], rotate(h, 4, 2), 48);
@@ -161,33 +183,38 @@ INLINE __m512 load_scales16(const eng_type t, const char *block, const x_super *
 INLINE __m512i lanes_of(const eng_type t, const int k)
 {
     const __m512i fours = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    const __m512i eights = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
-    if (has_halves(t))
-        return _mm512_add_epi32(fours, _mm512_set1_epi32(4 * k));
-    if (t == ENG_IQ4_XS)
-        return _mm512_add_epi32(fours, _mm512_set1_epi32(2 * k));
-    return _mm512_add_epi32(eights, _mm512_set1_epi32(k / 2 * 4 + k % 2));
+    const __m512i pairs = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+    if (in_quarters(t))
+        return _mm512_add_epi32(pairs, _mm512_set1_epi32(k % 2));
+    return _mm512_add_epi32(fours, _mm512_set1_epi32(t == ENG_IQ4_XS ? 2 * k : 4 * k));
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
+
+/* acc += sums of codes k, times their scales. */
+INLINE void add_scaled(const eng_type t, const int k, __m512i sums, __m512 scales, __m512 *acc)
+{
+    *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_permutexvar_ps(lanes_of(t, k), scales), *acc);
+}
 
 /* acc += a super-block of one row. */
 INLINE void step256(const eng_type t, const char *block, const x_super *x, __m512 *acc, __m512 *macc)
 {
     __m512 s = load_scales16(t, block, x, macc);
-#pragma GCC unroll 2
-    for (int k = 0; k < 4; k += 2) {
-        __m512i q[2];
-        load_codes64(t, block, k, q);
-        __m512i a = _mm512_dpbusd_epi32(x->c[k], q[0], x->q[k]);
-        if (t == ENG_IQ4_XS) { /* both halves have the same scales */
-            a = _mm512_add_epi32(a, _mm512_dpbusd_epi32(x->c[k + 1], q[1], x->q[k + 1]));
-            *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_permutexvar_ps(lanes_of(t, k), s), *acc);
-            continue;
-        }
-        __m512i b = _mm512_dpbusd_epi32(x->c[k + 1], q[1], x->q[k + 1]);
-        *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_permutexvar_ps(lanes_of(t, k), s), *acc);
-        *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), _mm512_permutexvar_ps(lanes_of(t, k + 1), s), *acc);
+    __m512i q[4], a[4];
+    load_codes64(t, block, 0, q);
+    load_codes64(t, block, 2, q + 2);
+    for (int k = 0; k < 4; k++)
+        a[k] = _mm512_dpbusd_epi32(in_quarters(t) && k > 1 ? a[k - 2] : x->c[k], q[k], x->q[k]);
+    if (in_quarters(t)) {
+        add_scaled(t, 0, a[2], s, acc);
+        add_scaled(t, 1, a[3], s, acc);
+    } else if (t == ENG_IQ4_XS) { /* here it is the first two and the last two */
+        add_scaled(t, 0, _mm512_add_epi32(a[0], a[1]), s, acc);
+        add_scaled(t, 2, _mm512_add_epi32(a[2], a[3]), s, acc);
+    } else {
+        for (int k = 0; k < 4; k++)
+            add_scaled(t, k, a[k], s, acc);
     }
 }
 
