@@ -60,6 +60,8 @@ static void fill(void)
         /* Intel's cores (measured on one with AMX) run one VDPBF16PS, 64 operations, in the time of four float32 products of 32 each. */
         tables[AVX512] = tables[AVX2];
         eng_kernels_avx512(&tables[AVX512], bf16 && !__builtin_cpu_is("intel"));
+        if (__builtin_cpu_supports("avx512vbmi") && !__builtin_cpu_is("intel")) /* three operations a permutation there, one on AMD's */
+            eng_kernels_vbmi(&tables[AVX512]);
     }
     present[AMX] = bf16 && has_amx();
     if (present[AMX]) {

@@ -139,6 +139,7 @@ int eng_kernels_get(eng_cpu want, const eng_kernels **ret, char *err, size_t err
 void eng_kernels_scalar(eng_kernels *k);
 void eng_kernels_avx2(eng_kernels *k);
 void eng_kernels_avx512(eng_kernels *k, bool bf16);
+void eng_kernels_vbmi(eng_kernels *k); /* over a table with AVX-512 */
 void eng_kernels_amx(eng_kernels *k); /* over a table with bf16 */
 
 #endif

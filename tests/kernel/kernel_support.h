@@ -14,12 +14,12 @@
 
 #define EPS 0x1p-24 /* half an ulp of float32: the relative error of one rounding */
 
-/* Tables of the tests: what AVX-512 machines without BF16, and with it, may get. */
-enum { T_AVX512_NO_BF16 = ENG_CPU_AMX + 1, T_AVX512_BF16 };
+/* Tables of the tests: what AVX-512 machines without BF16, with it, and with VBMI may get. */
+enum { T_AVX512_NO_BF16 = ENG_CPU_AMX + 1, T_AVX512_BF16, T_AVX512_VBMI };
 
 /* Loops over the kernel levels this machine has. */
 #define FOR_LEVELS(k)                                                                                                                      \
-    for (int level_ = ENG_CPU_SCALAR; level_ <= T_AVX512_BF16; level_++)                                                                   \
+    for (int level_ = ENG_CPU_SCALAR; level_ <= T_AVX512_VBMI; level_++)                                                                   \
         for (const eng_kernels *k = t_level(level_); k; k = NULL)
 
 static inline const eng_kernels *t_level(int level)
@@ -29,14 +29,16 @@ static inline const eng_kernels *t_level(int level)
     if (eng_kernels_get(level > ENG_CPU_AMX ? ENG_CPU_AVX512 : (eng_cpu)level, &k, err, sizeof err))
         return NULL;
 #if defined(__x86_64__)
-    static eng_kernels tables[2];
-    if (level == T_AVX512_BF16 && !__builtin_cpu_supports("avx512bf16"))
+    static eng_kernels tables[3];
+    if ((level == T_AVX512_BF16 && !__builtin_cpu_supports("avx512bf16")) || (level == T_AVX512_VBMI && !__builtin_cpu_supports("avx512vbmi")))
         return NULL;
     if (level > ENG_CPU_AMX) {
-        eng_kernels *table = &tables[level == T_AVX512_BF16];
+        eng_kernels *table = &tables[level - T_AVX512_NO_BF16];
         eng_kernels_scalar(table);
         eng_kernels_avx2(table);
         eng_kernels_avx512(table, level == T_AVX512_BF16);
+        if (level == T_AVX512_VBMI)
+            eng_kernels_vbmi(table);
         return table;
     }
 #endif
@@ -53,6 +55,8 @@ static inline void t_skip_lines(void)
             printf("SKIP level %s: %s\n", names[l], err);
     if (!t_level(T_AVX512_BF16))
         printf("SKIP AVX-512's gemm_bf16: this machine has no AVX-512 BF16\n");
+    if (!t_level(T_AVX512_VBMI))
+        printf("SKIP AVX-512's products with VBMI: this machine has none\n");
 }
 
 /* `bytes` that end where an unreadable page begins: a kernel that reads or writes past a buffer dies. Never aligned better than its size
