@@ -7,7 +7,7 @@
  * Each query's arithmetic depends on itself and the keys alone, tile after tile in rising order, and a masked key contributes an exact zero,
  * so the bits are the same whatever chunk, task or group a token falls into.
  *
- * With bf16 tiles (AMX) a tile is one unit of ENG_NR keys and a kernel does all of it. Else everything is float32: two units, by gemm_f32.
+ * Where there is bf16, a kernel does all of it (attn_bf16). Else everything is float32: tiles of two units of ENG_NR keys, by gemm_f32.
  */
 #include "attention_private.h"
 

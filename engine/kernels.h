@@ -109,8 +109,9 @@ typedef struct {
      * scaled to it. l += the weights' sums. -inf gives exactly 0, as does what would be below FLT_MIN. Relative error <= 2^-20. A column's
      * bits depend on that column alone, and do not change when rows of -inf are added at the end. x and o are 64-byte aligned. */
     void (*softmax_columns)(float *x, size_t n, float *m, float *l, float *o, size_t d);
-    /* The same and both products around it in bf16 (eng_attn_run), and what packs for it; NULL: there is none. Of ENG_NR rows of d floats each
-     * of attn_pack's functions makes ENG_NR * 4 d bytes, pack_v half of it; d is a multiple of 32. */
+    /* The same and both products around it (eng_attn_run), scores in 16-bit integers or several bf16, weights and values in bf16, and what packs
+     * for it; NULL: there is none. Of ENG_NR rows of d floats each of attn_pack's functions makes at most ENG_NR * 4 d bytes, which is how far
+     * units are apart, pack_v half of it; d is a multiple of 32. */
     void (*attn_pack_q)(void *out, const float *q, size_t d);
     void (*attn_pack_k)(void *out, const float *k, size_t d);
     void (*attn_pack_v)(void *out, const float *v, size_t d);

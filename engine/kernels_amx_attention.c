@@ -44,7 +44,7 @@ INLINE void store_sums32(float *c)
     store_sum(3, c);
 }
 
-/* ---- packing: tiles of 1 KiB, 16 rows of 64 bytes ------------------------------------------------------------------ */
+/* ---- packing: tiles of 1 KiB, 16 rows of 64 bytes; values as the AVX-512 level does --------------------------------- */
 
 /* 32 floats as the sum of two bf16. */
 INLINE void split(const float *x, __m512i *high, __m512i *low)
@@ -88,34 +88,7 @@ static void attn_pack_k(void *out, const float *k, size_t d)
             }
 }
 
-/* [d/16][16 of d][32 keys] */
-static void attn_pack_v(void *out, const float *v, size_t d)
-{
-    uint32_t *to = out;
-    _Alignas(64) uint16_t order[32];
-    for (uint16_t i = 0; i < 32; i++)
-        order[i] = (uint16_t)(i % 2 * 16 + i / 2);
-    for (size_t i = 0; i < d; i += 16, to += TILE / 4) {
-        _Alignas(64) uint32_t pair[PAIRS][16]; /* an element of two keys in a dword */
-        for (size_t r = 0; r < PAIRS; r++) {
-            __m512 even = _mm512_loadu_ps(v + 2 * r * d + i), odd = _mm512_loadu_ps(v + (2 * r + 1) * d + i);
-            _mm512_store_si512(pair[r], _mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
-        }
-        store_transposed(to, 16, pair[0], 16, 16);
-    }
-}
-
 /* ---- vectors ------------------------------------------------------------------------------------------------------- */
-
-/* 2^x for x <= ENG_ATTN_SLACK and a little more, within 2^-13; 0 below FLT_MIN: a denormal result would take some hundred cycles. */
-INLINE __m512 exp2_16(__m512 x)
-{
-    __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), p = _mm512_set1_ps(0.07802452266f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.2260671554f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6958335405f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.9999252186f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126), _CMP_NLT_UQ), p, x);
-}
 
 /* Turns a unit's scores into weights, two keys at a time. */
 typedef struct {
@@ -131,8 +104,8 @@ INLINE void weigh_pair(weigher *w)
     const float *s = w->s + w->done * 2 * ENG_NR;
     const __m512i half_ulp = _mm512_set1_epi32(0x8000), top = _mm512_set1_epi32((int)0xffff0000);
     for (int h = 0; h < 2; h++) {
-        __m512 a = exp2_16(_mm512_sub_ps(_mm512_load_ps(s + h * HALF), w->m[h]));
-        __m512 b = exp2_16(_mm512_sub_ps(_mm512_load_ps(s + ENG_NR + h * HALF), w->m[h]));
+        __m512 a = exp2_rough16(_mm512_sub_ps(_mm512_load_ps(s + h * HALF), w->m[h]));
+        __m512 b = exp2_rough16(_mm512_sub_ps(_mm512_load_ps(s + ENG_NR + h * HALF), w->m[h]));
         __m512i even = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(a), half_ulp), top);
         __m512i odd = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half_ulp), top);
         w->sum[h][0] = _mm512_add_ps(w->sum[h][0], _mm512_castsi512_ps(even));
@@ -176,7 +149,7 @@ INLINE void raise(const eng_attn_run *run, weigher *w, const maximum *x)
         if (!stored)
             store_sums32(last);
         stored = true;
-        __m512 f = _mm512_mask_mov_ps(_mm512_set1_ps(1), up, exp2_16(_mm512_sub_ps(w->m[h], top)));
+        __m512 f = _mm512_mask_mov_ps(_mm512_set1_ps(1), up, exp2_rough16(_mm512_sub_ps(w->m[h], top)));
         w->m[h] = _mm512_mask_mov_ps(w->m[h], up, top);
         w->l[h] = _mm512_mul_ps(w->l[h], f);
         float *o = run->o + h * HALF;
@@ -339,7 +312,6 @@ void eng_amx_attention(eng_kernels *k)
 {
     k->attn_pack_q = attn_pack_q;
     k->attn_pack_k = attn_pack_k;
-    k->attn_pack_v = attn_pack_v;
     k->attn_bf16 = attn_bf16;
 }
 #endif

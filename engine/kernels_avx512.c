@@ -145,7 +145,9 @@ void eng_kernels_avx512(eng_kernels *k, bool bf16)
     eng_avx512_gemm(k);
     eng_avx512_gemm_q8(k);
     eng_avx512_attention(k);
-    if (bf16)
-        eng_avx512_gemm_bf16(k);
+    if (!bf16)
+        return;
+    eng_avx512_gemm_bf16(k);
+    eng_avx512_attention_bf16(k);
 }
 #endif

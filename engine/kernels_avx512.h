@@ -10,9 +10,10 @@
 void eng_avx512_gemv(eng_kernels *k);
 void eng_avx512_gemv_super(eng_kernels *k);
 void eng_avx512_gemm(eng_kernels *k);
-void eng_avx512_gemm_bf16(eng_kernels *k); /* the only functions with BF16 instructions */
+void eng_avx512_gemm_bf16(eng_kernels *k); /* this one and the other _bf16: the only functions with BF16 instructions */
 void eng_avx512_gemm_q8(eng_kernels *k);
 void eng_avx512_attention(eng_kernels *k);
+void eng_avx512_attention_bf16(eng_kernels *k);
 
 /* Lanes that exist of 16, with n elements left. */
 INLINE __mmask16 tail16(size_t n)
@@ -173,6 +174,16 @@ INLINE __m512 exp16(__m512 x)
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
     p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
     return _mm512_scalef_ps(_mm512_add_ps(p, _mm512_set1_ps(1)), n);
+}
+
+/* 2^x for x <= ENG_ATTN_SLACK and a little more, within 2^-13; 0 below FLT_MIN: a denormal result would take some hundred cycles. */
+INLINE __m512 exp2_rough16(__m512 x)
+{
+    __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), p = _mm512_set1_ps(0.07802452266f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.2260671554f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6958335405f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.9999252186f));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126), _CMP_NLT_UQ), p, x);
 }
 
 #endif
