@@ -1,5 +1,5 @@
-/* Products over the pool. A task is a run of weight rows: in decode as many as give each thread a handful of tasks, in prefill one or more
- * panels of ENG_NR rows, packed and multiplied with all tokens (with few panels: with a part of the tokens, so that no thread idles).
+/* Products over the pool. A task is a run of weight rows: in decode long ones first and ever shorter ones, so that no thread waits long for
+ * the last, in prefill one or more panels of ENG_NR rows, packed and multiplied with all tokens (with few panels: with a part of the tokens, so that no thread idles).
  * In prefill k is cut into slices, so that a panel's slice stays in the L1 cache and the tokens' slice in the L2 cache; the cuts depend on the
  * weight alone and do not change a bit (kernels.h), and the kernels' outputs do not depend on what else a call computes, so neither does
  * anything here. What is done with a product (added to its destination, or gated and made the next input) is done by the task that made
@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_WEIGHTS = 3, TASKS_PER_THREAD = 6, MIN_ROWS = 16, MIN_TOKENS = 48, ALIGN = 64 };
+enum { MAX_WEIGHTS = 3, MIN_TOKENS = 48, ALIGN = 64 };
 enum { MAX_SLICE = 320 };        /* of k: 20 KiB of a bf16 panel, at most 13 in 8 bits */
+enum { MAX_BATCHES = 7, MIN_ROWS = 16 }; /* decode: of tasks; of a task */
 enum { MAX_PANELS = 8 };         /* of a task */
 enum { L2_INPUT = 1200 * 1024 }; /* bytes of input that stay in the L2 cache (2 MiB, or 1 MiB and a fast L3) next to a panel's outputs */
 
@@ -147,34 +148,76 @@ static bool uses_q8(const eng_linear *l, const eng_weight *w)
 
 /* ---- decode ----------------------------------------------------------------------------------------------------- */
 
+/* As many tasks of as many rows as there are threads; from: the first one's first row, counted over all weights. */
+typedef struct {
+    uint64_t from, rows;
+} batch;
+
+/* A product of one token; the ctx of its tasks. */
+typedef struct {
+    const eng_linear *l;
+    const eng_weight *const *w;
+    float *const *y;
+    const float *x;
+    uint32_t n;     /* weights */
+    uint32_t width; /* tasks of a batch */
+    batch batches[MAX_BATCHES];
+} decoding;
+
+/* Each batch takes half of the rows that are left, the last one all; the number of tasks. What a thread waits for is thus a task of the last
+ * batch at most, and yet most rows are read in long runs. */
+static uint32_t cut_batches(decoding *d, uint64_t rows)
+{
+    uint64_t from = 0, tasks = 0;
+    for (uint32_t i = 0; i < MAX_BATCHES && from < rows; i++) {
+        uint64_t left = rows - from, parts = i + 1 < MAX_BATCHES ? 2 * (uint64_t)d->width : d->width;
+        uint64_t each = ((left + parts - 1) / parts + MIN_ROWS - 1) / MIN_ROWS * MIN_ROWS, n = (left + each - 1) / each;
+        n = n < d->width ? n : d->width;
+        d->batches[i] = (batch){from, each};
+        from += n * each;
+        tasks += n;
+    }
+    return (uint32_t)tasks;
+}
+
+static void decode_rows(const decoding *d, uint32_t weight, uint64_t row, uint64_t rows)
+{
+    const eng_weight *w = d->w[weight];
+    const eng_kernels *k = d->l->k;
+    const void *data = (const char *)w->data + (size_t)row * w->row_bytes;
+    float *y = d->y[weight] + row;
+    if (uses_q8(d->l, w))
+        k->gemv_q8[w->type](y, data, w->row_bytes, rows, &d->l->q8, w->cols);
+    else
+        k->gemv_f32[w->type](y, data, w->row_bytes, rows, d->x, w->cols);
+}
+
 static void decode_task(void *ctx, uint32_t task, uint32_t worker)
 {
     (void)worker;
-    const product *p = ctx;
-    const eng_kernels *k = p->l->k;
-    uint32_t i, row, rows = find_rows(p, task, &i, &row);
-    const eng_weight *w = p->w[i];
-    const void *data = (const char *)w->data + (size_t)row * w->row_bytes;
-    if (uses_q8(p->l, w))
-        k->gemv_q8[w->type](p->y[i] + row, data, w->row_bytes, rows, &p->l->q8, w->cols);
-    else
-        k->gemv_f32[w->type](p->y[i] + row, data, w->row_bytes, rows, p->x, w->cols);
+    const decoding *d = ctx;
+    const batch *b = &d->batches[task / d->width];
+    uint64_t from = b->from + task % d->width * b->rows, end = from + b->rows, at = 0;
+    for (uint32_t i = 0; i < d->n; at += d->w[i++]->rows) {
+        uint64_t lo = from > at ? from - at : 0, hi = end > at ? end - at : 0;
+        hi = hi < d->w[i]->rows ? hi : d->w[i]->rows;
+        if (lo < hi)
+            decode_rows(d, i, lo, hi - lo);
+    }
 }
 
 void eng_linear_decode(eng_linear *l, const eng_weight *const *w, float *const *y, uint32_t n, const float *x)
 {
-    product p = {.l = l, .w = w, .y = y, .x = x, .n = n};
-    uint64_t total = 0;
+    decoding d = {.l = l, .w = w, .y = y, .x = x, .n = n, .width = eng_pool_threads(l->pool)};
+    uint64_t rows = 0;
     bool q8 = false;
     for (uint32_t i = 0; i < n; i++) {
-        total += w[i]->rows;
+        rows += w[i]->rows;
         q8 |= uses_q8(l, w[i]);
     }
     if (q8)
         l->k->quantize_q8(x, &l->q8, w[0]->cols);
-    uint64_t tasks = (uint64_t)eng_pool_threads(l->pool) * TASKS_PER_THREAD;
-    p.rows = (uint32_t)((total / tasks + MIN_ROWS) / MIN_ROWS * MIN_ROWS);
-    eng_pool_run(l->pool, decode_task, &p, cut_rows(&p));
+    eng_pool_run(l->pool, decode_task, &d, cut_batches(&d, rows));
 }
 
 /* ---- prefill: the input ------------------------------------------------------------------------------------------- */
