@@ -134,15 +134,20 @@ static eng_kept *list_kept(const eng_cache *c)
     return kept;
 }
 
-static void evict(eng_cache *c, eng_segment *s)
+void eng_cache_drop(eng_cache *c, eng_segment *s)
 {
     uint32_t i = 0;
     while (c->segments[i] != s)
         i++;
     c->bytes -= eng_segment_bytes(s);
+    remove_at(c, i);
+}
+
+static void evict(eng_cache *c, eng_segment *s)
+{
     c->evictions++;
     eng_evicted_add(&c->evicted, s->tenant, s->start, s->ids, s->n);
-    remove_at(c, i);
+    eng_cache_drop(c, s);
 }
 
 /* Whether there is room, and whether it is a guest's. */
@@ -199,6 +204,35 @@ bool eng_cache_insert(eng_cache *c, eng_segment *s)
     s->last_used = ++c->clock;
     c->bytes += room.bytes;
     return true;
+}
+
+void eng_cache_replace(eng_cache *c, eng_segment *const *parts, uint32_t n, eng_segment *merged)
+{
+    eng_segment *last = parts[n - 1];
+    uint32_t at = 0;
+    while (c->segments[at] != parts[0])
+        at++;
+    merged->worth = last->worth;
+    merged->last_used = last->last_used;
+    merged->guest = last->guest;
+    merged->cached = true;
+    for (uint32_t i = at; i < c->n; i++)
+        if (c->segments[i]->parent == last) {
+            c->segments[i]->parent = eng_segment_ref(merged);
+            eng_segment_unref(last);
+        }
+    for (uint32_t i = n; i-- > 0;)
+        eng_cache_drop(c, parts[i]);
+    memmove(c->segments + at + 1, c->segments + at, (c->n - at) * sizeof *c->segments); /* there was room for two at least */
+    c->segments[at] = eng_segment_ref(merged);
+    c->n++;
+    c->bytes += eng_segment_bytes(merged);
+}
+
+eng_segment *const *eng_cache_segments(const eng_cache *c, uint32_t *ret_n)
+{
+    *ret_n = c->n;
+    return c->segments;
 }
 
 eng_segment *eng_cache_get(const eng_cache *c, const eng_segment_id *id)

@@ -34,6 +34,15 @@ bool eng_cache_insert(eng_cache *c, eng_segment *s);
 /* The kept segment of this id. NULL: none. */
 eng_segment *eng_cache_get(const eng_cache *c, const eng_segment_id *id);
 
+/* What is kept, parents before their children; good until the next change. */
+eng_segment *const *eng_cache_segments(const eng_cache *c, uint32_t *ret_n);
+
+/* Lets go of one that nothing else holds. */
+void eng_cache_drop(eng_cache *c, eng_segment *s);
+
+/* Keeps `merged` in the place of n segments of a chain, first one first, which nothing else holds; what continues the last of them continues it. */
+void eng_cache_replace(eng_cache *c, eng_segment *const *parts, uint32_t n, eng_segment *merged);
+
 /* Recounts a segment whose index grew; evicts others if that went over the limit. */
 void eng_cache_recount(eng_cache *c);
 

@@ -48,26 +48,31 @@ static int check_id(const eng_segment_head *h, const int32_t *ids, const eng_mir
     return eng_segment_id_equal(&id, &h->id) ? 0 : -EBADMSG;
 }
 
+/* Whether e can be what h continues. */
+static int check_parent(const eng_segment_head *h, const int32_t *ids, const eng_mirror_entry *e)
+{
+    bool fits = h->start > e->head.start && h->start - e->head.start <= e->head.n && same_owner(h, &e->head) && (e->head.exact || !h->exact);
+    return fits ? check_id(h, ids, e) : -EBADMSG;
+}
+
 static int check_place(const eng_mirror *m, const eng_catalog_row *row, eng_mirror_entry **ret_parent)
 {
     static const eng_segment_id none;
     const eng_segment_head *h = &row->head;
-    eng_mirror_entry *parent = NULL;
     if (eng_mirror_get(m, &h->id))
         return -EEXIST;
-    if (eng_segment_id_equal(&h->parent, &none)) {
-        if (h->start)
-            return -EBADMSG;
-    } else {
-        parent = eng_mirror_get(m, &h->parent);
-        if (!parent)
-            return -ENOENT;
-        if (h->start <= parent->head.start || h->start - parent->head.start > parent->head.n || !same_owner(h, &parent->head) ||
-            (h->exact && !parent->head.exact))
-            return -EBADMSG;
-    }
-    *ret_parent = parent;
-    return check_id(h, row->ids, parent);
+    if (eng_segment_id_equal(&h->parent, &none))
+        return h->start ? -EBADMSG : check_id(h, row->ids, NULL);
+    eng_mirror_entry *parent = eng_mirror_get(m, &h->parent);
+    int r = parent ? check_parent(h, row->ids, parent) : -ENOENT;
+    for (uint32_t i = 0; i < m->n && !parent && r != 0; i++)
+        if ((r = check_parent(h, row->ids, m->entries[i])) == 0)
+            *ret_parent = m->entries[i];
+        else if (r != -ENOMEM)
+            r = -ENOENT;
+    if (parent)
+        *ret_parent = parent;
+    return r;
 }
 
 static bool is_ours(const eng_segment_head *h, const eng_segment_owner *o)
@@ -110,6 +115,23 @@ int eng_mirror_add(eng_mirror *m, const eng_catalog_row *row, const eng_segment_
     m->bytes += e->head.bytes;
     *ret = e;
     return 0;
+}
+
+static int by_start(const void *a, const void *b)
+{
+    const eng_mirror_entry *x = *(eng_mirror_entry *const *)a, *y = *(eng_mirror_entry *const *)b;
+    return (x->head.start > y->head.start) - (x->head.start < y->head.start);
+}
+
+void eng_mirror_adopt(eng_mirror *m, eng_mirror_entry *e, eng_mirror_entry *old)
+{
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->entries[i]->parent == old && m->entries[i]->head.start > e->head.start && m->entries[i] != e) {
+            m->entries[i]->parent = e;
+            e->children++;
+            old->children--;
+        }
+    qsort(m->entries, m->n, sizeof *m->entries, by_start); /* a parent starts before its children */
 }
 
 void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e)

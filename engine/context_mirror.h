@@ -36,9 +36,11 @@ typedef struct {
 void eng_mirror_done(eng_mirror *m);
 eng_mirror_entry *eng_mirror_get(const eng_mirror *m, const eng_segment_id *id);
 
-/* Adds a segment; ids are copied. -ENOENT: its parent is not there; -EBADMSG: it cannot be that one's child, or its id is not that of its
+/* Adds a segment; ids are copied. Its parent may have been merged since it was written: then what holds the same tokens stands for it. -ENOENT: there is none; -EBADMSG: it cannot be that one's child, or its id is not that of its
  * tokens; -EEXIST; -ENOMEM. */
 int eng_mirror_add(eng_mirror *m, const eng_catalog_row *row, const eng_segment_owner *owner, eng_mirror_entry **ret);
+/* What continues `old` continues `e` from now on, which holds the same tokens up to old's end. */
+void eng_mirror_adopt(eng_mirror *m, eng_mirror_entry *e, eng_mirror_entry *old);
 void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e); /* without children */
 
 /* The entry that agrees with most of the prefix, at least ENG_CACHE_MIN_PREFIX tokens of it; how many is its `match`. NULL: none. It and those before

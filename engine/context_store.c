@@ -234,19 +234,45 @@ static int keep_entry(eng_store *s, const job *j)
     return r;
 }
 
+/* The files that a merged segment stands for, last one first. What continues the last of them continues the merged one; what leaves before that keeps those that it
+ * needs. */
+static void drop_replaced(eng_store *s, const job *j)
+{
+    const eng_segment *merged = j->seg;
+    for (uint32_t i = merged->n_replaces; i-- > 0;) {
+        pthread_mutex_lock(&s->lock);
+        eng_mirror_entry *e = eng_mirror_get(&s->mirror, &merged->replaces[i]);
+        if (e && i + 1 == merged->n_replaces)
+            eng_mirror_adopt(&s->mirror, eng_mirror_get(&s->mirror, &j->head.id), e);
+        bool goes = e && !e->children && !e->pins;
+        if (goes)
+            e->unusable = true;
+        pthread_mutex_unlock(&s->lock);
+        if (e && (!goes || forget(s, e) < 0))
+            return;
+        eng_fault_point("merge:dropped");
+    }
+}
+
 static int save(eng_store *s, job *j)
 {
     pthread_mutex_lock(&s->lock);
     bool there = eng_mirror_get(&s->mirror, &j->head.id), orphan = j->head.start && !eng_mirror_get(&s->mirror, &j->head.parent);
     pthread_mutex_unlock(&s->lock);
-    if (there || orphan)
+    if (there || orphan) {
+        if (there)
+            drop_replaced(s, j);
         return there ? 0 : -ENOENT;
+    }
     uint64_t begin = eng_now_ns();
     int r = make_room(s, j->head.bytes, &j->head.parent, eng_worth_claim(eng_worth_used(0, j->head.start + j->head.n)));
     if (r == 0)
         r = eng_folder_save(&s->folder, &j->head, j->seg, j->codes);
     if (r == 0 && (r = keep_entry(s, j)) < 0)
         eng_folder_remove(&s->folder, &j->head.id);
+    eng_fault_point("merge:saved");
+    if (r == 0)
+        drop_replaced(s, j);
     pthread_mutex_lock(&s->lock);
     if (r == 0) {
         s->stats.saves++;

@@ -89,6 +89,31 @@ void eng_disk_keep(eng_engine *e, eng_segment *s)
     d->bytes += bytes;
 }
 
+static uint32_t place_of(const eng_disk *d, const eng_segment *s)
+{
+    uint32_t i = 0;
+    while (i < d->n && d->waiting[i] != s)
+        i++;
+    return i;
+}
+
+bool eng_disk_waits(const eng_engine *e, const eng_segment *s)
+{
+    return e->disk && place_of(e->disk, s) < e->disk->n;
+}
+
+void eng_disk_leave(eng_engine *e, eng_segment *s)
+{
+    eng_disk *d = e->disk;
+    uint32_t i = d ? place_of(d, s) : 0;
+    if (!d || i == d->n)
+        return;
+    d->bytes -= eng_segment_bytes(s) < d->bytes ? eng_segment_bytes(s) : d->bytes; /* codes have come since */
+    memmove(d->waiting + i, d->waiting + i + 1, (d->n - i - 1) * sizeof *d->waiting);
+    d->n--;
+    eng_segment_unref(s);
+}
+
 /* Queues the first n that wait. */
 static void save_first(eng_disk *d, uint32_t n)
 {

@@ -297,6 +297,7 @@ void eng_stats_get(const eng_engine *e, eng_stats *ret)
         .misses = atomic_load(&c->misses),
         .evictions = atomic_load(&c->evictions),
         .refusals = atomic_load(&c->refusals),
+        .merges = atomic_load(&c->merges),
         .prompt_tokens = atomic_load(&c->prompt_tokens),
         .cached_tokens = atomic_load(&c->cached_tokens),
         .predicted_tokens = atomic_load(&c->predicted_tokens),
@@ -353,7 +354,12 @@ int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop)
     int r = 0;
     if (eng_background_pending(e))
         r = eng_background(e, eng_now_ns() + (uint64_t)max_ms * 1000000, stop);
-    eng_disk_turn(e);
+    if (!r && eng_merge_turn(e, stop)) { /* before the small ones are written */
+        eng_publish(e);
+        r = 1;
+    } else {
+        eng_disk_turn(e);
+    }
     eng_named_turn(e, stop);
     return r;
 }

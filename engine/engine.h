@@ -109,7 +109,7 @@ typedef struct {
     size_t cache_bytes, cache_limit;    /* RAM tier, indexes included */
     size_t index_bytes; uint32_t segments;
     uint32_t index_pending;             /* codes and graphs wanted and not ready (layer x KV head x segment, of each) */
-    uint64_t hits, misses, evictions, refusals; /* of the context cache: requests; segments (refused: others are worth more) */
+    uint64_t hits, misses, evictions, refusals, merges; /* of the context cache: requests; segments (refused: others are worth more) */
     uint64_t prompt_tokens, cached_tokens, predicted_tokens; /* totals */
     double prompt_seconds, predicted_seconds, index_seconds;
     uint64_t keys_held, keys_attended;  /* totals over steps, layers, query heads of decoding */

@@ -15,7 +15,7 @@ typedef struct {
     atomic_ullong prompt_ns, predicted_ns, index_ns;
     atomic_ullong heartbeat;
     atomic_ullong stops[ENG_MISS_COUNT]; /* of kept prefixes */
-    atomic_ullong cache_bytes, index_bytes, segments, evictions, refusals, index_pending;
+    atomic_ullong cache_bytes, index_bytes, segments, evictions, refusals, merges, index_pending;
 } eng_counters;
 
 typedef struct eng_disk eng_disk;
@@ -59,6 +59,10 @@ bool eng_background_pending(const eng_engine *e);
 /* A sealed segment is to be kept on disk: in the next turn after its codes are there. */
 void eng_disk_keep(eng_engine *e, eng_segment *s);
 
+/* Whether one waits to be kept; that it need not be any more. */
+bool eng_disk_waits(const eng_engine *e, const eng_segment *s);
+void eng_disk_leave(eng_engine *e, eng_segment *s);
+
 /* Hands over what is ready, unless a session runs, and lets go of what was written. */
 void eng_disk_turn(eng_engine *e);
 
@@ -68,6 +72,9 @@ void eng_disk_close(eng_engine *e);
  * many of its tokens were read from disk. *io_stop: where and why memory's stops; then where and why both do. */
 uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
                        eng_prefix_stop *io_stop);
+
+/* Merges the small segments at the end of one context (context_merge.c), unless a session runs. 1: it did, there may be more; 0: nothing to do. */
+int eng_merge_turn(eng_engine *e, const atomic_bool *stop);
 
 /* Whether what would have gone on at `position` was evicted. */
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position);

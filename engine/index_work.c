@@ -5,7 +5,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { SLICE_NS = 2000000 }; /* between looks at `stop` */
+enum {
+    SLICE_NS = 2000000,   /* between looks at `stop` */
+    KEEP_QUERIES = 16384, /* tokens of a segment that may well be merged with what follows: the queries stay for that graph */
+};
 
 typedef struct {
     eng_segment *seg;
@@ -219,7 +222,8 @@ static void collect(eng_index_work *w)
         w->pending--;
         for (size_t j = 0; j < w->n_jobs; j++)
             if (w->jobs[j].seg == s->seg && --w->jobs[j].left == 0) {
-                eng_segment_free_queries(s->seg);
+                if (s->seg->n > KEEP_QUERIES)
+                    eng_segment_free_queries(s->seg);
                 release(s->seg);
                 for (size_t k = j + 1; k < w->n_jobs; k++)
                     w->jobs[k - 1] = w->jobs[k];

@@ -111,6 +111,7 @@ void eng_segment_unref(eng_segment *s)
         eng_segment_free_queries(s);
         free(s->index);
         free(s->codes);
+        free(s->replaces);
         free(s->ids);
         free(s);
         s = parent;

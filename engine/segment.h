@@ -63,6 +63,8 @@ struct eng_segment {
     bool indexing;              /* one of the references is index_work.c's */
     bool has_id;                /* it was queued for a file, or read from one */
     eng_segment_id id;
+    eng_segment_id *replaces;   /* [n_replaces] files that its own stands for once it is there; owned */
+    uint32_t n_replaces;
 
     /* context_cache.c */
     bool cached;

@@ -533,6 +533,5 @@ void eng_session_close(eng_session *s)
     free(s->ids);
     free(s);
     e->in_session = false;
-    eng_disk_turn(e);
     eng_publish(e);
 }

@@ -45,6 +45,7 @@ static void engine(srv_buf *b, const eng_stats *s)
     metric(b, "counter", "retrievald_cache_misses_total", "Requests that found none.", (double)s->misses);
     metric(b, "counter", "retrievald_cache_evictions_total", "Segments dropped for room.", (double)s->evictions);
     metric(b, "counter", "retrievald_cache_refusals_total", "Segments not kept, since what would have to go is worth more.", (double)s->refusals);
+    metric(b, "counter", "retrievald_cache_merges_total", "Times that small segments of a context became one.", (double)s->merges);
     metric(b, "gauge", "retrievald_cache_bytes", "Bytes of kept contexts and their indexes.", (double)s->cache_bytes);
     metric(b, "gauge", "retrievald_cache_limit_bytes", "Most bytes of kept contexts.", (double)s->cache_limit);
     metric(b, "gauge", "retrievald_cache_segments", "Segments kept.", s->segments);

@@ -14,7 +14,8 @@
 enum { TOKENS = 150, MAX = 400, KEEP_ALL = 1 << 30 };
 
 static const char *const points[] = {"save:begin",   "save:created", "save:section", "save:written",  "save:synced",  "save:renamed",
-                                     "save:row",     "remove:row",   "remove:file",  "start:settled", "name:begin",  "name:written", "name:dropped"};
+                                     "save:row",     "remove:row",   "remove:file",  "start:settled", "name:begin",  "name:written", "name:dropped",
+                                     "merge:saved",  "merge:dropped"};
 
 static const char *fatal_point; /* in the child: dies there, the fatal_count-th time */
 static int fatal_count;
@@ -42,6 +43,33 @@ static void save_text(t_store *t, uint32_t k)
     eng_store_flush(t->store);
     eng_segment_unref(a);
     eng_segment_unref(b);
+}
+
+/* Its two segments become one. */
+static void merge_text(t_store *t, uint32_t k)
+{
+    int32_t ids[2 * TOKENS];
+    text_of(k, ids);
+    eng_store_chain c = {0};
+    ck_assert_int_eq(t_store_find(t, 0, ids, 2 * TOKENS, false, 0, &c), 0);
+    ck_assert_uint_eq(c.n, 2);
+    eng_segment *merged = segment(NULL, 0, ids, 2 * TOKENS, k % 2);
+    merged->replaces = malloc(2 * sizeof *merged->replaces);
+    merged->n_replaces = 2;
+    for (int i = 0; i < 2; i++)
+        merged->replaces[i] = c.links[i].id;
+    free(c.links);
+    ck_assert_int_eq(eng_store_save(t->store, merged), 0);
+    eng_store_flush(t->store);
+    eng_segment_unref(merged);
+    ck_assert_int_eq(t_store_find(t, 0, ids, 2 * TOKENS, false, 0, &c), 0);
+    ck_assert_uint_eq(c.n, 1);
+    free(c.links);
+}
+
+static bool merges(void)
+{
+    return !fatal_point || !strncmp(fatal_point, "merge", 5);
 }
 
 static bool has_text(t_store *t, uint32_t k)
@@ -107,6 +135,8 @@ static void child(t_store t, uint64_t limit, uint32_t from, int report)
         if (t_store_stats(&t).save_failures || write(report, &k, sizeof k) != sizeof k)
             _exit(2);
         has_text(&t, from + (k - from) / 2); /* a load between them */
+        if (merges() && limit == KEEP_ALL && k % 2)
+            merge_text(&t, k);
     }
     eng_store_close(t.store);
     _exit(0);
@@ -187,8 +217,8 @@ START_TEST(every_point)
     for (size_t i = 0; i < sizeof points / sizeof *points; i++)
         for (int budget = 0; budget < 2; budget++)
             for (int count = 1; count <= 6; count++) {
-                bool removes = !strncmp(points[i], "remove", 6), starts = !strncmp(points[i], "start", 5);
-                if ((removes && !budget) || (starts && count > 1))
+                bool removes = !strncmp(points[i], "remove", 6), merging = !strncmp(points[i], "merge", 5), starts = !strncmp(points[i], "start", 5);
+                if ((removes && !budget) || (merging && budget) || (starts && count > 1))
                     continue;
                 uint64_t limit = budget ? 8 * one + one / 2 : KEEP_ALL;
                 clear(&t);

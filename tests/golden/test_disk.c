@@ -306,6 +306,111 @@ START_TEST(pins)
 }
 END_TEST
 
+/* A history that grows by a few tokens a turn is kept in four segments at most, in memory and on disk, and goes on from all of it; in `full` mode, with the answers
+ * of an engine that keeps nothing. */
+static void grow(eng_attn_mode mode)
+{
+    enum { BIG = 1 << 30, FIRST = 1500, TURNS = 14, QUESTION = 70, OUT = 20 };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG), *cold = open_tiny(0, 2, false);
+    t_rng r = t_seed(37);
+    int32_t ids[FIRST + TURNS * (QUESTION + OUT)], want[OUT];
+    eng_stats st;
+    uint32_t n = FIRST;
+    random_ids(e, &r, ids, FIRST);
+    for (int turn = 0; turn < TURNS; turn++) {
+        eng_timings t = answer(e, request(ids, n, mode), ids + n, OUT, NULL);
+        uint32_t kept = n - QUESTION - (mode == ENG_ATTN_FULL ? OUT : 1); /* full: all but the last answer */
+        ck_assert_uint_eq(t.cache_n, turn ? kept : 0);
+        if (mode == ENG_ATTN_FULL) {
+            answer(cold, request(ids, n, mode), want, OUT, NULL);
+            ck_assert_int_eq(memcmp(ids + n, want, sizeof want), 0);
+        }
+        n += OUT;
+        random_ids(e, &r, ids + n, QUESTION);
+        n += QUESTION;
+        rest(e);
+        eng_stats_get(e, &st);
+        ck_assert_uint_le(st.segments, mode == ENG_ATTN_FULL ? 6 : 4); /* full: and two decoded answers, branches that the next prompts do not take */
+    }
+    ck_assert_uint_ge(st.merges, 5);
+    if (mode != ENG_ATTN_FULL)
+        ck_assert_uint_eq(stats(e).segments, st.segments);
+    eng_close(e);
+    e = open_disk(BIG, BIG);
+    eng_timings t = answer(e, request(ids, n, mode), want, OUT, NULL);
+    ck_assert_uint_eq(t.cache_n, n - QUESTION - (mode == ENG_ATTN_FULL ? OUT : 1));
+    ck_assert_uint_eq(t.disk_n, t.cache_n);
+    ck_assert_uint_le(stats(e).loads, 4);
+    eng_close(e);
+    eng_close(cold);
+}
+
+START_TEST(histories_merge)
+{
+    grow(ENG_ATTN_AUTO);
+    grow(ENG_ATTN_FULL);
+}
+END_TEST
+
+/* Where there are graphs, a merged segment gets one from the queries of its parts. */
+START_TEST(merged_graphs)
+{
+    enum { STEP = 1600, TURNS = 6, N = STEP * TURNS };
+    eng_params p = eng_params_default();
+    p.n_ctx = CTX;
+    p.n_threads = 2;
+    p.graphs = true;
+    eng_engine *e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
+    t_rng r = t_seed(39);
+    int32_t ids[N], out[4];
+    eng_stats st;
+    random_ids(e, &r, ids, N);
+    for (uint32_t n = STEP; n <= N; n += STEP) {
+        answer(e, request(ids, n, ENG_ATTN_GRAPH), out, 1, NULL);
+        rest(e);
+    }
+    eng_stats_get(e, &st);
+    ck_assert(st.merges > 1 && st.segments <= 4 && st.index_pending == 0);
+    eng_timings t = answer(e, request(ids, N, ENG_ATTN_GRAPH), out, 2, NULL);
+    ck_assert_uint_eq(t.cache_n, N - 1);
+    ck_assert_uint_gt(t.n_graph, t.n_flat); /* short segments have none */
+    eng_close(e);
+}
+END_TEST
+
+/* Another branch that leaves in the middle, and what a session uses, stay as they are. */
+START_TEST(branches_stay)
+{
+    enum { BIG = 1 << 30, STEP = 100, N = 12 * STEP };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG);
+    t_rng r = t_seed(38);
+    int32_t ids[N], branch[N], out[4];
+    random_ids(e, &r, ids, N);
+    memcpy(branch, ids, sizeof ids);
+    random_ids(e, &r, branch + 5 * STEP, N - 5 * STEP);
+    eng_session *s;
+    char err[256];
+    for (uint32_t n = STEP; n <= N; n += STEP) {
+        eng_request q = request(ids, n, ENG_ATTN_AUTO), b = request(branch, n, ENG_ATTN_AUTO);
+        ck_assert_uint_eq(answer(e, q, out, 1, NULL).cache_n, n - STEP);
+        if (n > 5 * STEP)
+            ck_assert_uint_eq(answer(e, b, out, 1, NULL).cache_n, n - STEP);
+        ck_assert_int_eq(eng_session_open(e, &q, &s, err, sizeof err), 0);
+        ck_assert_int_eq(eng_idle(e, 1000, NULL), 0); /* no merge under a session */
+        eng_session_close(s);
+        rest(e);
+    }
+    ck_assert_uint_eq(answer(e, request(ids, N, ENG_ATTN_AUTO), out, 1, NULL).cache_n, N - 1);
+    ck_assert_uint_eq(answer(e, request(branch, N, ENG_ATTN_AUTO), out, 1, NULL).cache_n, N - 1);
+    eng_stats st;
+    eng_stats_get(e, &st);
+    ck_assert(st.merges > 3 && st.segments <= 8);
+    eng_close(e);
+}
+END_TEST
+
 /* Damages one file, the catalog, or nothing. */
 static void damage(t_rng *r)
 {
@@ -442,6 +547,9 @@ int main(void)
     tcase_add_test(c, conversations_go_on);
     tcase_add_test(c, small_budgets);
     tcase_add_test(c, where_prefixes_stop);
+    tcase_add_test(c, histories_merge);
+    tcase_add_test(c, branches_stay);
+    tcase_add_test(c, merged_graphs);
     tcase_add_test(c, pins);
     tcase_add_test(c, any_history);
     suite_add_tcase(s, c);

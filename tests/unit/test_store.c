@@ -149,6 +149,55 @@ START_TEST(tenants)
 }
 END_TEST
 
+/* A merged segment takes the place of its parts on disk; what continued them continues it, and what left in their middle keeps what it needs. */
+START_TEST(merged)
+{
+    enum { STEP = 200 };
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t ids[4 * STEP], branch[3 * STEP];
+    number_ids(ids, 4 * STEP, 6);
+    memcpy(branch, ids, sizeof branch);
+    number_ids(branch + 2 * STEP, STEP, 7);
+    eng_segment *s[4], *other = NULL, *one;
+    for (int i = 0; i < 4; i++)
+        s[i] = segment(i ? s[i - 1] : NULL, (uint32_t)i * STEP, ids + i * STEP, STEP, true);
+    other = segment(s[1], 2 * STEP, branch + 2 * STEP, STEP, false);
+    save(&t, s[3]);
+    save(&t, other);
+    one = segment(s[0], STEP, ids + STEP, 2 * STEP, true); /* the second and the third */
+    one->replaces = malloc(2 * sizeof *one->replaces);
+    one->n_replaces = 2;
+    one->replaces[0] = s[1]->id;
+    one->replaces[1] = s[2]->id;
+    save(&t, one);
+    for (int round = 0; round < 3; round++) {
+        eng_store_flush(t.store);
+        ck_assert_uint_eq(t_store_stats(&t).segments, 5); /* the third is gone */
+        ck_assert_uint_eq(t_store_read(&t, ids, 4 * STEP, true), 4 * STEP);
+        ck_assert_uint_eq(t_store_read(&t, branch, 3 * STEP, false), 3 * STEP);
+        eng_store_chain c = {0};
+        ck_assert_int_eq(t_store_find(&t, 0, ids, 4 * STEP, true, 0, &c), ENG_MISS_NONE);
+        ck_assert(c.n == 3 && c.links[1].start == STEP && c.links[2].start == 3 * STEP);
+        free(c.links);
+        if (round == 1) {
+            char path[128];
+            eng_store_close(t.store);
+            snprintf(path, sizeof path, "%s/catalog.db", t.dir);
+            ck_assert_int_eq(unlink(path), 0);
+            t_store_open(&t, (uint64_t)1 << 30);
+        } else {
+            t_store_reopen(&t, (uint64_t)1 << 30);
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        eng_segment_unref(s[i]);
+    eng_segment_unref(other);
+    eng_segment_unref(one);
+    t_store_done(&t);
+}
+END_TEST
+
 /* Random trees, against the longest match by trying every chain; half of the look-ups after a restart. */
 START_TEST(finds_the_longest_prefix)
 {
@@ -399,6 +448,7 @@ int main(void)
     tcase_add_test(c, survives_a_restart);
     tcase_add_test(c, exact_means_all_of_it);
     tcase_add_test(c, tenants);
+    tcase_add_test(c, merged);
     tcase_add_test(c, finds_the_longest_prefix);
     tcase_add_test(c, budget);
     tcase_add_test(c, short_beside_long);
