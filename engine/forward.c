@@ -222,6 +222,23 @@ static void place_token(eng_forward *f, uint32_t t)
     keep_query(f, q, pos);
 }
 
+/* Adds the squares of some tokens' queries to what their segments know of them. Every token would tell no more. */
+static void note_queries(eng_forward *f)
+{
+    enum { STEP = 8 };
+    const eng_kv_shape *shape = f->p.shape;
+    uint32_t d = shape->head_dim, n = shape->n_head_kv * d;
+    for (uint32_t t = (STEP - f->pos % STEP) % STEP; t < f->n; t += STEP) {
+        const eng_span *span = &f->view->spans[eng_view_find(f->view, f->pos + t)];
+        const float *q = f->q + (size_t)t * n * shape->group;
+        float *to = span->seg->query_squares + (size_t)f->layer * n;
+        for (uint32_t head = 0; head < shape->n_head_kv; head++, to += d)
+            for (uint32_t g = 0; g < shape->group; g++, q += d)
+                for (uint32_t j = 0; j < d; j++)
+                    to[j] += q[j] * q[j];
+    }
+}
+
 static void add_token(eng_forward *f, uint32_t t)
 {
     const eng_model *m = f->p.model;
@@ -336,6 +353,7 @@ static int layers(eng_forward *f, const atomic_bool *cancel)
         each_token(f, place_token);
         if (f->watch)
             f->watch(f->watch_ctx, f->layer, f->pos, f->n, f->q);
+        note_queries(f);
         if (f->decode)
             eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
         else

@@ -61,7 +61,9 @@ typedef struct {
 
 static int build_codes(const bench *b, idx_builder **ret)
 {
-    return idx_builder_new_codes(&b->keys, &b->values, NULL, ret);
+    float power[ENG_BENCH_MAX_DIM];
+    idx_query_power(&b->train, b->h->dim, power);
+    return idx_builder_new_codes(&b->keys, &b->values, power, NULL, ret);
 }
 
 static int build_graph(const bench *b, idx_builder **ret)

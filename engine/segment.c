@@ -64,8 +64,9 @@ int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t sta
     s->ids = malloc((size_t)cap * sizeof *s->ids);
     s->index = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->codes = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
+    s->query_squares = calloc((size_t)shape->n_layer * shape->n_head_kv * shape->head_dim, sizeof *s->query_squares);
     s->kv = arena_new(s->kv_bytes);
-    if (!s->ids || !s->index || !s->codes || !s->kv) {
+    if (!s->ids || !s->query_squares || !s->index || !s->codes || !s->kv) {
         eng_segment_unref(s);
         return -ENOMEM;
     }
@@ -113,6 +114,7 @@ void eng_segment_unref(eng_segment *s)
         free(s->codes);
         free(s->replaces);
         free(s->ids);
+        free(s->query_squares);
         free(s);
         s = parent;
     }
@@ -162,6 +164,7 @@ int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segme
     s->n = hi - lo;
     s->tenant = src->tenant;
     memcpy(s->ids, src->ids + lo, (size_t)s->n * sizeof *s->ids);
+    memcpy(s->query_squares, src->query_squares, (size_t)h->n_layer * h->n_head_kv * h->head_dim * sizeof *s->query_squares);
     for (uint32_t layer = 0; layer < h->n_layer; layer++)
         for (uint32_t head = 0; head < h->n_head_kv; head++) {
             memcpy(eng_segment_k(s, layer, head, 0), eng_segment_k(src, layer, head, lo), (size_t)s->n * h->row_k);

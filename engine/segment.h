@@ -53,6 +53,8 @@ struct eng_segment {
     uint32_t *query_row;
     uint32_t m, m_cap;
 
+    float *query_squares;       /* [layer][head][head_dim]: sums over some of its queries, all of a group: how large they are in each dimension (index.h) */
+
     idx_index **index;          /* graphs, [layer * n_head_kv + head]; NULL entries: not (yet) built */
     idx_index **codes;          /* likewise */
     uint32_t n_codes;           /* of these that are there */

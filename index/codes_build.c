@@ -1,7 +1,8 @@
 /* Codes: every key in a byte a dimension, in the order of value clusters.
  *
  * Scores need no more of a key than this to find the best ones, if the mean key is taken off first: keys share a large offset that moves
- * every score alike and would eat the byte's range. Besides, a scan that sees every score knows every key's softmax weight; only reading
+ * every score alike and would eat the byte's range, and if dimensions are weighed: a score's error is that of the key's byte times the query, and that of the
+ * query's byte times the key, so each dimension has a unit, the root of the keys' deviation by the queries' size, in which both have about one size. Besides, a scan that sees every score knows every key's softmax weight; only reading
  * all values would be dear. So the values are quantised, as vectors: k-means over the values of a run of about 8,192 rows, a centroid
  * per 32. What isn't retrieved counts with its own weight and its cluster's mean value (codes_scan.c). Codes lie in cluster order, so that
  * a cluster's weight is a sum over neighbours.
@@ -28,10 +29,12 @@ struct idx_codes_build {
     idx_rows points; /* what is clustered: the values, or, of lists, the keys as lists_build.c maps them */
     uint8_t *memory; /* the caller's, for the arena; NULL: its own */
     idx_rows values;
-    double *key_sum; /* [dim] */
+    double *key_sum, *key_squares; /* [dim] */
+    float *query_power; /* [dim]; NULL: not known */
     uint32_t n_finite;
     double noise; /* sum of squared errors of a dimension */
-    float *mean;  /* [dim_pad] */
+    double length; /* sum of squared lengths */
+    float *mean, *unit, *inverse_unit; /* [dim_pad] */
 
     /* the run at hand: rows [lo, hi) */
     uint32_t quads, run, lo, hi, n_cent, n_cent_pad, stride, round;
@@ -99,7 +102,7 @@ size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clus
     size_t blocks = ((size_t)n + IDX_BLOCK - 1) / IDX_BLOCK, dim_pad = idx_dim_pad(dim), at = sizeof(idx_header), quads = (dim + 3) / 4;
     size_t centroids = kind == IDX_FLAT ? 0 : ((size_t)n_clusters + IDX_BLOCK - 1) / IDX_BLOCK;
     size_t vectors = kind == IDX_CLUSTER ? 1 + IDX_DIRECTIONS : 1;
-    const size_t bytes[IDX_CODE_PARTS] = {dim_pad * 4,
+    const size_t bytes[IDX_CODE_PARTS] = {2 * dim_pad * 4,
                                           ((size_t)n_clusters + 1) * 4,
                                           ((size_t)idx_codes_runs(n) + 1) * 4,
                                           blocks * 4,
@@ -332,6 +335,32 @@ bool idx_codes_cluster(idx_builder *b)
 
 /* ---- codes ------------------------------------------------------------------------------------------------------ */
 
+/* x[j] as a share of the largest, at least a millionth, so that units stay numbers; 1 where there is none. */
+static double share_of(double x, double largest)
+{
+    const double least = 1e-6;
+    return !(largest > 0 && largest < INFINITY) ? 1 : x > least * largest ? x / largest : least;
+}
+
+static void set_units(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    double deviation[IDX_MAX_DIM], wide = 0, large = 0;
+    for (uint32_t j = 0; j < b->keys.dim; j++) {
+        double n = s->n_finite ? s->n_finite : 1, mean = s->key_sum[j] / n;
+        deviation[j] = sqrt(fmax(s->key_squares[j] / n - mean * mean, 0));
+        wide = fmax(wide, deviation[j]);
+        if (s->query_power)
+            large = fmax(large, (double)s->query_power[j]);
+    }
+    for (uint32_t j = 0; j < b->dim_pad; j++) {
+        bool there = j < b->keys.dim;
+        double unit = there ? sqrt(share_of(deviation[j], wide) / (s->query_power ? sqrt(share_of((double)s->query_power[j], large)) : 1)) : 1;
+        s->unit[j] = (float)unit;
+        s->inverse_unit[j] = (float)(1 / unit);
+    }
+}
+
 /* at: next row. */
 bool idx_codes_mean(idx_builder *b)
 {
@@ -345,8 +374,10 @@ bool idx_codes_mean(idx_builder *b)
             if (!idx_usable(v, b->dim_pad))
                 continue;
             s->n_finite++;
-            for (uint32_t j = 0; j < dim; j++)
+            for (uint32_t j = 0; j < dim; j++) {
                 s->key_sum[j] += (double)v[j];
+                s->key_squares[j] += (double)v[j] * (double)v[j];
+            }
         }
     }
     b->at = end;
@@ -354,6 +385,7 @@ bool idx_codes_mean(idx_builder *b)
         return false;
     for (uint32_t j = 0; j < dim && s->n_finite; j++)
         s->mean[j] = (float)(s->key_sum[j] / s->n_finite);
+    set_units(b);
     if (s->kind != IDX_FLAT && s->n_finite < b->keys.n)
         b->error = -EINVAL; /* it would be in a centroid */
     return true;
@@ -379,6 +411,7 @@ static int codes_arena_new(idx_builder *b)
         .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = s->kind, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes};
     memcpy(arena, &h, sizeof h);
     memcpy(arena + at[0], s->mean, (size_t)b->dim_pad * 4);
+    memcpy(arena + at[0] + (size_t)b->dim_pad * 4, s->unit, (size_t)b->dim_pad * 4);
     memcpy(arena + at[1], s->first, ((size_t)s->n_clusters + 1) * 4);
     memcpy(arena + at[2], s->run_first, ((size_t)idx_codes_runs(n) + 1) * 4);
     memcpy(arena + at[4], s->ids, (size_t)n * 2);
@@ -394,8 +427,11 @@ static int codes_arena_new(idx_builder *b)
     return 0;
 }
 
-float idx_codes_encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *codes)
+float idx_codes_encode(const idx_builder *b, float *v, uint32_t quads, uint8_t *codes)
 {
+    uint32_t dim_pad = b->dim_pad;
+    for (uint32_t j = 0; j < dim_pad; j++)
+        v[j] *= b->codes->inverse_unit[j];
     float most = idx_largest(v, dim_pad), scale = most / 127, inverse = scale > 0 ? 1 / scale : 0;
     uint8_t bytes[IDX_MAX_DIM];
     if (!idx_usable(v, dim_pad))
@@ -407,6 +443,12 @@ float idx_codes_encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t
     for (uint32_t j = 0; j < quads; j++)
         memcpy(codes + (size_t)j * 64, bytes + 4 * j, 4);
     return scale;
+}
+
+static float finite_root(double x)
+{
+    float root = (float)sqrt(x);
+    return root < INFINITY ? root : 0x1p115f;
 }
 
 /* at: next block. */
@@ -441,15 +483,20 @@ bool idx_codes_emit(idx_builder *b)
             float *v = s->rows + (size_t)i * b->dim_pad;
             for (uint32_t j = 0; j < b->dim_pad; j++)
                 v[j] -= s->mean[j];
-            float scale = idx_codes_encode(v, b->dim_pad, ix->code.quads, to + i * 4);
+            float scale = idx_codes_encode(b, v, ix->code.quads, to + i * 4);
             scales[block * IDX_BLOCK + i] = scale;
-            s->noise += scale == scale ? (double)scale * (double)scale / 12 : 0; /* rounding is uniform in +-1/2 */
+            if (scale == scale) {
+                s->noise += (double)scale * (double)scale / 12; /* rounding is uniform in +-1/2 */
+                s->length += (double)idx_dot(v, v, b->dim_pad);
+            }
         }
     }
     b->at = end;
     if (end < ix->code.n_blocks)
         return false;
-    ((idx_header *)(void *)ix->arena)->noise = (float)sqrt(s->noise / n);
+    idx_header *h = (idx_header *)(void *)ix->arena;
+    h->noise = finite_root(s->noise / n);
+    h->length = finite_root(s->length / n);
     return true;
 }
 
@@ -459,7 +506,7 @@ void idx_codes_build_free(struct idx_codes_build *s)
 {
     if (!s)
         return;
-    void *parts[] = {s->key_sum,  s->mean,  s->bytes, s->panel, s->half,      s->sums, s->counts,
+    void *parts[] = {s->key_sum,  s->key_squares, s->query_power, s->unit, s->inverse_unit, s->mean,  s->bytes, s->panel, s->half,      s->sums, s->counts,
                      s->assigned, s->order, s->rows,   s->first, s->run_first, s->ids,  s->cluster_sums};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
@@ -481,7 +528,10 @@ static int codes_memory(idx_builder *b)
     size_t width = (size_t)s->quads * 4;
     s->max_clusters = idx_codes_max_clusters(n);
     s->key_sum = calloc(b->keys.dim, sizeof *s->key_sum);
+    s->key_squares = calloc(b->keys.dim, sizeof *s->key_squares);
     s->mean = idx_alloc(dim_pad, 4);
+    s->unit = idx_alloc(dim_pad, 4);
+    s->inverse_unit = idx_alloc(dim_pad, 4);
     s->bytes = idx_alloc((most + IDX_BLOCK) * width, 1);
     s->panel = idx_alloc(cent_pad * width, 1);
     s->half = idx_alloc(cent_pad, 4);
@@ -494,7 +544,7 @@ static int codes_memory(idx_builder *b)
     s->run_first = idx_alloc((size_t)runs + 1, 4);
     s->ids = idx_alloc(n, 2);
     s->cluster_sums = idx_alloc(s->max_clusters * dim_pad, 4);
-    if (!s->key_sum || !s->mean || !s->bytes || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order || !s->rows ||
+    if (!s->key_sum || !s->key_squares || !s->mean || !s->unit || !s->inverse_unit || !s->bytes || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order || !s->rows ||
         !s->first || !s->run_first || !s->ids || !s->cluster_sums)
         return -ENOMEM;
     memset(s->mean, 0, dim_pad * 4);
@@ -535,18 +585,51 @@ int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *val
     return 0;
 }
 
+void idx_query_power(const idx_queries *q, uint32_t dim, float *ret)
+{
+    enum { POSITIONS = 64 };
+    const idx_kernels *k = idx_kernels_get();
+    uint32_t used = q->m < POSITIONS ? q->m : POSITIONS, n = 0;
+    double squares[IDX_MAX_DIM] = {0};
+    for (uint32_t i = 0; i < used * q->group; i++) {
+        float v[IDX_MAX_DIM] __attribute__((aligned(64)));
+        size_t row = (size_t)((uint64_t)(i / q->group) * q->m / used) * q->group + i % q->group;
+        k->widen(v, &(idx_rows){q->q + row * dim, (size_t)dim * 2, 1, dim, IDX_F16}, NULL, 0, 1);
+        if (!idx_usable(v, idx_dim_pad(dim)))
+            continue;
+        n++;
+        for (uint32_t j = 0; j < dim; j++)
+            squares[j] += (double)v[j] * (double)v[j];
+    }
+    for (uint32_t j = 0; j < dim; j++)
+        ret[j] = (float)(squares[j] / (n ? n : 1));
+}
+
+int idx_codes_build_queries(idx_builder *b, const float *power)
+{
+    b->codes->query_power = idx_alloc(b->keys.dim, sizeof *power);
+    if (!b->codes->query_power)
+        return -ENOMEM;
+    memcpy(b->codes->query_power, power, b->keys.dim * sizeof *power);
+    return 0;
+}
+
 void idx_codes_build_points(idx_builder *b, const idx_rows *points)
 {
     b->codes->points = *points;
 }
 
-int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, void *memory, idx_builder **ret)
 {
     static const idx_phase phases[] = {{idx_codes_mean, .05f}, {idx_codes_cluster, .85f}, {idx_codes_emit, .1f}};
     idx_builder *b;
     int r = idx_codes_build_new(IDX_FLAT, keys, values, memory, &b);
     if (r < 0)
         return r;
+    if (query_power && idx_codes_build_queries(b, query_power) < 0) {
+        idx_builder_free(b);
+        return -ENOMEM;
+    }
     b->phases = phases;
     b->n_phases = sizeof phases / sizeof *phases;
     *ret = b;

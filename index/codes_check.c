@@ -71,6 +71,9 @@ int idx_codes_check(const idx_index *ix, char *err, size_t errlen)
     for (size_t i = 0; i < n_slots; i++)
         if (ix->code.scale[i] < 0 || isinf(ix->code.scale[i]))
             return idx_bad(err, errlen, "bad scale of slot %zu", i);
+    for (size_t j = 0; j < dim_pad; j++)
+        if (!(ix->code.unit[j] > 0 && ix->code.unit[j] < INFINITY))
+            return idx_bad(err, errlen, "bad unit of dimension %zu", j);
     if (!finite_all(ix->code.mean, dim_pad) || !finite_all(ix->code.sums, ix->header->n_clusters * dim_pad))
         return idx_bad(err, errlen, "a mean or sum is not finite");
     uint32_t n = ix->header->n_clusters, n_pad = (n + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u), vectors = ix->header->kind == IDX_CLUSTER ? 1 + IDX_DIRECTIONS : 1;

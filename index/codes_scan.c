@@ -61,30 +61,29 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
     uint32_t dim_pad = idx_dim_pad(ix->header->dim);
     for (uint32_t h = 0; h < q->group; h++) {
         const float *v = s->q + (size_t)h * dim_pad;
-        int8_t *hi = s->code_q + (size_t)h * 2 * dim_pad, *lo = hi + dim_pad;
+        int8_t *code = s->code_q + (size_t)h * 3 * dim_pad, *hi = code + dim_pad, *lo = hi + dim_pad;
         float most = 0, size = 0, offset = 0, norm = 0;
         int32_t sum = 0;
         for (uint32_t j = 0; j < dim_pad; j++) {
-            most = fabsf(v[j]) > most ? fabsf(v[j]) : most;
-            size += fabsf(v[j]);
-            norm += v[j] * v[j];
+            float x = v[j] * ix->code.unit[j];
+            most = fabsf(x) > most ? fabsf(x) : most;
+            size += fabsf(x);
+            norm += x * x;
             offset += v[j] * ix->code.mean[j];
         }
-        float unit = most / 4063, inverse = unit > 0 ? 1 / unit : 0;
+        float unit = most / 127, inverse = unit > 0 ? 1 / unit : 0;
         if (!(size < INFINITY) || !(inverse < INFINITY))
             unit = inverse = 0; /* an infinite or NaN query has a NaN or infinite offset */
         for (uint32_t j = 0; j < dim_pad; j++) {
-            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * inverse) : 0, top = (x + 32 + 64 * 64) / 64 - 64;
+            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * ix->code.unit[j] * inverse) : 0, top = (x + 8 + 16 * 16) / 16 - 16;
+            code[j] = (int8_t)x;
             hi[j] = (int8_t)top;
-            lo[j] = (int8_t)(x - 64 * top);
+            lo[j] = (int8_t)(x - 16 * top);
             sum += x;
         }
-        s->code_query[h] = (idx_code_query){hi,
-                                            lo,
-                                            -128 * sum,
-                                            unit * q->scale,
-                                            offset * q->scale,
-                                            edge_errors * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
+        float key_error = ix->header->noise * ix->header->noise * norm, query_error = unit * unit / 12 * ix->header->length * ix->header->length;
+        s->code_query[h] = (idx_code_query){code, hi, lo, -128 * sum, unit * q->scale, offset * q->scale,
+                                            edge_errors * sqrtf(key_error + query_error) * fabsf(q->scale)};
     }
 }
 
@@ -124,16 +123,6 @@ static void add_weights(const idx_scan_state *c, uint32_t at, uint32_t n, uint32
     c->k->sums(s->weigh, heads, at < from ? from - at : 0, n, c->ix->code.first + cluster + 1, at, s->weigh_to);
 }
 
-/* Asks for a head's share of the codes of the tile from slot `at` on: reading memory takes longer than all that is done with a tile's scores, so it has to
- * go on meanwhile. */
-static void fetch_share(const idx_scan_state *c, uint32_t at, uint32_t h)
-{
-    size_t bytes = (size_t)IDX_TILE / IDX_BLOCK * c->ix->code.quads * 64, group = c->q->group;
-    const uint8_t *codes = c->ix->code.codes + (size_t)at / IDX_BLOCK * c->ix->code.quads * 64;
-    for (size_t i = bytes / 64 * h / group; i < bytes / 64 * (h + 1) / group; i++)
-        __builtin_prefetch(codes + i * 64, 0, 3);
-}
-
 static void scan_run(const idx_scan_state *c, uint32_t run)
 {
     const idx_index *ix = c->ix;
@@ -152,7 +141,6 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
         c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, idx_visible_scales(c, at, n, from, to, lo, cut), n / IDX_BLOCK, quads,
                     s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
-            fetch_share(c, at + IDX_TILE, h);
             if (s->tops[h].keep)
                 idx_top_add_known(c->k, &s->tops[h], at, s->scores + (size_t)h * IDX_TILE, n, s->tile_best[h], s->tmp);
         }

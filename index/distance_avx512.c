@@ -130,7 +130,11 @@ static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *
 
 static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out)
 {
-    idx_visible(scale, ids, n, offset, rows, out);
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m512i row = _mm512_add_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(ids + i))), _mm512_set1_epi32((int)offset));
+        __mmask16 in = _mm512_cmplt_epu32_mask(row, _mm512_set1_epi32((int)rows));
+        _mm512_storeu_ps(out + i, _mm512_mask_loadu_ps(_mm512_set1_ps(__builtin_nanf("")), in, scale + i));
+    }
 }
 
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
@@ -138,25 +142,33 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
-/* One block for ng (1..4) heads: the sums stay in registers over all dimensions. */
+/* One block for ng (1..8) heads: the sums stay in registers over all dimensions. */
 INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
                         size_t ld, __m512 *best)
 {
-    __m512i hi[4], lo[4];
+    __m512i dot[8];
+    const int8_t *x[8];
+#pragma GCC unroll 8
     for (int g = 0; g < ng; g++) {
-        hi[g] = _mm512_setzero_si512();
-        lo[g] = _mm512_set1_epi32(q[g].bias);
+        dot[g] = _mm512_set1_epi32(q[g].bias);
+        x[g] = q[g].x;
     }
     for (uint32_t j = 0; j < quads; j++) {
         __m512i u = _mm512_load_si512(codes + (size_t)j * 64);
+
+        _mm_prefetch(codes + (size_t)j * 64 + IDX_CODES_FAR, _MM_HINT_T1);
+        _mm_prefetch(codes + (size_t)j * 64 + IDX_CODES_NEAR, _MM_HINT_T0);
+#pragma GCC unroll 8
         for (int g = 0; g < ng; g++) {
-            hi[g] = _mm512_dpbusd_epi32(hi[g], u, _mm512_set1_epi32(((const int32_t *)(const void *)q[g].hi)[j]));
-            lo[g] = _mm512_dpbusd_epi32(lo[g], u, _mm512_set1_epi32(((const int32_t *)(const void *)q[g].lo)[j]));
+            int32_t four;
+            memcpy(&four, x[g] + 4 * (size_t)j, 4);
+            dot[g] = _mm512_dpbusd_epi32(dot[g], u, _mm512_set1_epi32(four));
         }
     }
     __m512 s = _mm512_load_ps(scale);
+#pragma GCC unroll 8
     for (int g = 0; g < ng; g++) {
-        __m512 score = idx_code_scores(hi[g], lo[g], s, &q[g]);
+        __m512 score = idx_code_scores(dot[g], s, &q[g]);
         _mm512_storeu_ps(out + (size_t)g * ld, score);
         best[g] = _mm512_max_ps(score, best[g]); /* the second operand wins against NaN */
     }
@@ -165,13 +177,15 @@ INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, 
 INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
                         float *out, size_t ld, float *ret_best)
 {
-    __m512 best[4];
+    __m512 best[8];
+#pragma GCC unroll 8
     for (int g = 0; g < ng; g++)
         best[g] = _mm512_set1_ps(-__builtin_inff());
     for (uint32_t b = 0; b < n_blocks; b++) {
         const uint8_t *block = codes + (size_t)b * quads * 64;
         codes_block(ng, block, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld, best);
     }
+#pragma GCC unroll 8
     for (int g = 0; g < ng; g++)
         ret_best[g] = _mm512_reduce_max_ps(best[g]);
 }
@@ -179,32 +193,35 @@ INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, 
 static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
                   float *out, size_t ld, float *ret_best)
 {
-    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld, ret_best += 4) {
-        if (nq - h >= 4)
-            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-        else if (nq - h == 3)
-            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-        else if (nq - h == 2)
-            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-        else
-            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-    }
+    for (uint32_t h = 0; h < nq; h += 8, q += 8, out += 8 * ld, ret_best += 8)
+        switch (nq - h) {
+#define CASE(N)                                                                                                                            \
+    case N:                                                                                                                                \
+        codes_heads(N, codes, scale, n_blocks, quads, q, out, ld, ret_best);                                                               \
+        break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
+        default:
+            codes_heads(8, codes, scale, n_blocks, quads, q, out, ld, ret_best);
+#undef CASE
+        }
 }
 
-/* 2^t: the integer part of t goes to the exponent; of the fraction in [0, 1) a polynomial of degree 4, exact at 0, within 2^-17.7. */
+/* 2^t: the nearest integer of t, from the bits of t + 1.5 * 2^23, is added to the exponent; of what is left, in [-1/2, 1/2], a polynomial of degree 4, exact
+ * at 0, within 2^-18. (VREDUCE and VSCALEF take twice as long as a product.) */
 static void weigh(const float *x, uint32_t n, float m, float *out)
 {
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f);
     for (uint32_t i = 0; i < n; i += 16) {
         __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(tail_mask(n - i), x + i), _mm512_set1_ps(m));
         __mmask16 in = _mm512_cmp_ps_mask(d, _mm512_set1_ps(-87), _CMP_GE_OQ);
-        __m512 t = _mm512_mul_ps(d, _mm512_set1_ps(0x1.715476p0f));
-        __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-        __m512 p = _mm512_set1_ps(0x1.b0358cp-7f);
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.af90bcp-5f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.eda89cp-3f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62db18p-1f));
+        __m512 t = _mm512_mul_ps(d, _mm512_set1_ps(0x1.715476p0f)), z = _mm512_add_ps(t, magic), f = _mm512_sub_ps(t, _mm512_sub_ps(z, magic));
+        __m512 p = _mm512_set1_ps(0x1.3a02ccp-7f);
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c9fc46p-5f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ec0378p-3f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e12cp-1f));
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
-        _mm512_storeu_ps(out + i, _mm512_maskz_scalef_ps(in, p, t));
+        __m512i bits = _mm512_maskz_add_epi32(in, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(z), 23));
+        _mm512_storeu_ps(out + i, _mm512_castsi512_ps(bits));
     }
 }
 

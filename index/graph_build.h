@@ -77,12 +77,13 @@ struct idx_builder {
 /* codes_build.c. The new builder's phases are not set; its clusters are those of the values, or else of `points`. */
 int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret);
 void idx_codes_build_points(idx_builder *b, const idx_rows *points);
+int idx_codes_build_queries(idx_builder *b, const float *power); /* as query_power in index.h */
 void idx_codes_build_free(struct idx_codes_build *c);
 bool idx_codes_mean(idx_builder *b);
 bool idx_codes_cluster(idx_builder *b);
 bool idx_codes_emit(idx_builder *b);
 /* v: a key less the mean, padded with zeros; codes: its first four bytes in its block. Returns its scale, NaN if v isn't finite. */
-float idx_codes_encode(const float *v, uint32_t dim_pad, uint32_t quads, uint8_t *codes);
+float idx_codes_encode(const idx_builder *b, float *v, uint32_t quads, uint8_t *codes);
 
 /* lists_build.c */
 void idx_lists_build_free(struct idx_lists_build *l);

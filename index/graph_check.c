@@ -30,6 +30,7 @@ void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes)
         ix->code.n_blocks = (ix->header->n + IDX_BLOCK - 1) / IDX_BLOCK;
         ix->code.quads = (ix->header->dim + 3) / 4;
         ix->code.mean = (const float *)(const void *)(arena + at[0]);
+        ix->code.unit = ix->code.mean + idx_dim_pad(ix->header->dim);
         ix->code.first = (const uint32_t *)(const void *)(arena + at[1]);
         ix->code.run = (const uint32_t *)(const void *)(arena + at[2]);
         ix->code.at = (const uint32_t *)(const void *)(arena + at[3]);
@@ -59,7 +60,7 @@ int idx_bad(char *err, size_t errlen, const char *format, ...)
 
 static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t dim, char *err, size_t errlen)
 {
-    static const uint32_t zero[2];
+    static const float zero[2];
     if (h->magic != IDX_MAGIC)
         return idx_bad(err, errlen, "not an index");
     if (h->version != IDX_VERSION)
@@ -73,16 +74,16 @@ static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t 
         return idx_bad(err, errlen, "damaged index header");
     if (h->kind != IDX_GRAPH) {
         size_t at[IDX_CODE_PARTS], need = idx_codes_layout((idx_kind)h->kind, h->n, h->dim, h->n_clusters, at);
-        if (!(h->noise >= 0 && h->noise < INFINITY))
+        if (!(h->noise >= 0 && h->noise < INFINITY && h->length >= 0 && h->length < INFINITY))
             return idx_bad(err, errlen, "damaged index header");
-        if (h->max_degree || h->spare || h->n_links || memcmp(h->reserved, zero, sizeof zero) != 0)
+        if (h->max_degree || h->spare || h->n_links || h->reserved)
             return idx_bad(err, errlen, "damaged index header");
         if (!need || h->bytes != need || bytes != need)
             return idx_bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, need);
         return 0;
     }
     if (memcmp(&h->noise, zero, sizeof h->noise) != 0 || !h->max_degree || h->max_degree > IDX_MAX_DEGREE ||
-        memcmp(h->reserved, zero, sizeof zero) != 0)
+        memcmp(&h->length, zero, sizeof h->length) != 0 || h->reserved)
         return idx_bad(err, errlen, "damaged index header");
     if (!h->spare || h->spare > IDX_MAX_SPARE)
         return idx_bad(err, errlen, "search width out of bounds");

@@ -3,16 +3,15 @@
  * A library of its own: it knows no model, no thread pool and no file. It answers one question, for the whole query group that shares the head: which keys
  * have the largest inner product with each query of the group?
  *
- *   flat   a scan of all keys, batched over the group. Without an index it reads the keys and is exact. With one ("codes") it reads an int8 code of
- *          every key less the mean key, and scores the best again from the keys; besides it knows every key's softmax weight, which makes an estimate of
- *          all that is not retrieved possible (codes_build.c).
+ *   flat   a scan of all keys, batched over the group. Without an index it reads the keys and is exact. With one ("codes") it reads an int8 code of every key, scores
+ *          the best again from the keys, and knows every key's softmax weight, so that what is not retrieved can be estimated (codes_build.c).
  *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in RetrievalAttention (arXiv 2409.10516,
  *          section 3.2) and AlayaDB; where we deviate stands in README.md.
  *   lists  codes in the order of clusters of keys, of which a search scans only those that may hold hits (lists_build.c, lists_search.c). cluster: k-means
  *          in the queries' metric; each head scans as far as a measured margin says. ivf: plain k-means and a fixed share, as the paper's baseline.
  *
- * Threads: an idx_index is immutable and may be searched by any number of threads, each with its own idx_scratch. An idx_builder belongs to one thread at a
- * time. Nothing here takes a lock, starts a thread or, once a scratch exists, allocates during a search.
+ * Threads: an idx_index is immutable and may be searched by any number of threads, each with its own idx_scratch. An idx_builder belongs to one thread at a time.
+ * Nothing here takes a lock, starts a thread or, once a scratch exists, allocates during a search.
  * Scores are scale * (q . k), in float32, computed from the keys as stored. Errors are -errno.
  */
 #ifndef RETRIEVALD_INDEX_H
@@ -72,10 +71,11 @@ typedef struct idx_builder idx_builder;
 /* Starts a graph build over all of `keys`. O(n) memory for scratch. -EINVAL for nonsense shapes, -ENOMEM. */
 int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret);
 
-/* Starts a build of codes over keys [n][dim] and the values [n][dim] that belong to them. Errors as above. `memory`: NULL, or idx_codes_max_bytes() of the caller's,
- * 64-byte aligned, for the index to lie in, so that those of many heads share large pages; it must outlive the index. */
-int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret);
+/* Starts a build of codes over keys [n][dim] and the values [n][dim] that belong to them. query_power [dim]: how large queries are in each dimension, squared, in any
+ * unit, or NULL: alike in all; copied. memory: NULL, or where the index shall lie, 64-byte aligned, idx_codes_max_bytes() that outlive it. Errors as above. */
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, void *memory, idx_builder **ret);
 size_t idx_codes_max_bytes(uint32_t n, uint32_t dim); /* 0: no such index */
+void idx_query_power(const idx_queries *q, uint32_t dim, float *ret); /* [dim]: mean squares; 0: no queries */
 
 /* The same in the order of clusters of keys: lists (IDX_CLUSTER, IDX_IVF). A key that isn't finite ends the build with -EINVAL. */
 int idx_builder_new_lists(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, idx_builder **ret);
@@ -163,8 +163,7 @@ uint32_t idx_codes_run_of(uint32_t n, uint32_t row);
 /* The clusters of part `part` of `parts`, of about equal numbers of rows, of the runs that hold rows [lo, hi), lo < hi. */
 void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part, uint32_t parts, uint32_t *ret_first, uint32_t *ret_end);
 
-/* Rows that a part may have beyond its equal share. */
-enum { IDX_PART_SLACK = 256 };
+enum { IDX_PART_SLACK = 256 }; /* rows that a part may have beyond its equal share */
 
 /* Of flat, cluster or ivf: as idx_search() over the rows of clusters [first, end) that lie in [lo, hi); with weights, scores of hits that are neither near the best one nor near the
  * edge of the budget are those of their codes. Of each head h: *weights (NULL: not wanted) [h * ld + c - first], and
@@ -193,6 +192,7 @@ uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cut
 
 /* Reorders (ids, scores) so that the k largest scores stand first, and returns min(k, n). Ties go to the smaller id. */
 uint32_t idx_select(uint32_t *ids, float *scores, uint32_t n, uint32_t k);
+float idx_kth_best(const float *x, uint32_t n, uint32_t k, float *tmp); /* the k-th largest, 1 <= k <= n, of numbers. tmp: [2 * (n + 16)] */
 
 #ifdef __cplusplus
 }

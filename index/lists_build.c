@@ -153,7 +153,7 @@ static bool emit_centroids(idx_builder *b)
             size_t slot = (size_t)i * n_pad + c;
             if (i)
                 take_direction(b, members, v);
-            scale[slot] = idx_codes_encode(v, b->dim_pad, quads, codes + slot / IDX_BLOCK * quads * 64 + slot % IDX_BLOCK * 4);
+            scale[slot] = idx_codes_encode(b, v, quads, codes + slot / IDX_BLOCK * quads * 64 + slot % IDX_BLOCK * 4);
             if (!(scale[slot] < INFINITY))
                 b->error = -EINVAL; /* keys so large that their sum is not a number */
         }
@@ -242,6 +242,13 @@ static bool tune(idx_builder *b)
 
 /* ---- builder ---------------------------------------------------------------------------------------------------- */
 
+static int take_query_sizes(idx_builder *b)
+{
+    float power[IDX_MAX_DIM];
+    idx_query_power(&b->train, b->keys.dim, power);
+    return b->train.m ? idx_codes_build_queries(b, power) : 0;
+}
+
 static int lists_memory(idx_builder *b, idx_kind kind)
 {
     struct idx_lists_build *l = b->lists = calloc(1, sizeof *b->lists);
@@ -261,6 +268,8 @@ static int lists_memory(idx_builder *b, idx_kind kind)
     int r = idx_build_scratch(b);
     if (!r)
         r = idx_space_new(b);
+    if (!r)
+        r = take_query_sizes(b);
     if (!r && l->n_tune)
         r = idx_scratch_new(b->keys.n, b->keys.dim, b->train.group, GOOD, &l->scratch);
     return r;

@@ -10,7 +10,7 @@
 
 enum {
     IDX_MAGIC = 0x58444e49, /* "INDX" */
-    IDX_VERSION = 1,
+    IDX_VERSION = 2,
     IDX_MAX_ROWS = 1 << 26,
     IDX_MAX_DIM = 4096,
     IDX_MAX_GROUP = 1024,
@@ -33,9 +33,10 @@ typedef struct {
     };
     uint32_t spare; /* keys a search keeps for a head beyond those it returns: the width of its beam (graph_tune.c) */
     uint64_t n_links, bytes;
-    float noise;          /* codes: rms error of a score by code, per unit of the query's norm and of the scale; else 0 */
+    float noise;          /* codes: rms rounding error of a key's dimension, in its unit; else 0 */
     float margin;         /* lists: how far a cluster is searched (lists_search.c); else 0 */
-    uint32_t reserved[2]; /* zero */
+    float length;         /* codes: rms length of a key less the mean, its dimensions in their units; else 0 */
+    uint32_t reserved;    /* zero */
 } idx_header;
 
 struct idx_index {
@@ -48,7 +49,7 @@ struct idx_index {
      */
     struct {
         uint32_t n_runs, n_blocks, quads;
-        const float *mean;     /* [dim_pad] */
+        const float *mean, *unit; /* [dim_pad] */
         const uint32_t *first; /* [n_clusters + 1]: first slot of each cluster */
         const uint32_t *run;   /* [n_runs + 1]: first cluster of each run */
         const uint32_t *at;    /* [n_blocks]: cluster of each block's first slot */
@@ -150,7 +151,7 @@ struct idx_scratch {
     idx_aim *aims; /* [max_group] */
 
     /* codes */
-    int8_t *code_q;             /* [max_group][2][dim_pad] */
+    int8_t *code_q;             /* [max_group][3][dim_pad]: x, hi, lo of idx_code_query */
     idx_code_query *code_query; /* [max_group] */
     float *weigh;               /* [max_group][IDX_TILE], and 16 more */
     float **weigh_to;           /* [max_group] */

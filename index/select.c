@@ -29,6 +29,11 @@ float idx_kth(const idx_kernels *k, const float *x, uint32_t n, uint32_t kth, fl
     }
 }
 
+float idx_kth_best(const float *x, uint32_t n, uint32_t k, float *tmp)
+{
+    return idx_kth(idx_kernels_get(), x, n, k, tmp);
+}
+
 /* Down to the best `keep`. What comes later with the score of the last one kept is worse: ids rise in a scan, and ties go to the smaller.
  */
 static void shrink(const idx_kernels *k, idx_top *t, float *tmp)

@@ -63,7 +63,7 @@ static idx_index *build(const head *h, idx_kind kind)
     idx_index *ix = NULL;
     idx_graph_params params = idx_graph_params_default();
     idx_queries train = {h->queries, h->pos, TRAIN, GROUP};
-    int r = kind == IDX_FLAT    ? idx_builder_new_codes(&h->k, &h->v, NULL, &b)
+    int r = kind == IDX_FLAT    ? idx_builder_new_codes(&h->k, &h->v, NULL, NULL, &b)
             : kind == IDX_GRAPH ? idx_builder_new(&h->k, &train, &params, &b)
                                 : idx_builder_new_lists(kind, &h->k, &h->v, &train, &b);
     check(!r && !idx_builder_step(b, 0) && !idx_builder_finish(b, &ix), "a good index can't be built");
