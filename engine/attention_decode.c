@@ -8,7 +8,7 @@
  * - dense, a task per KV head and block of 512 positions: (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's
  *   arithmetic does not see where segments meet, so `full` gives the same bits over one segment or many.
  * - search, a task per KV head and range: hits for the group, by codes, scan or graph; the dense maximum is the floor of a dynamic budget.
- * - merge, a task per query head: the budget over all ranges at once, attention over the hits, the estimate, then everything merged.
+ * - merge, a task per query heads of a KV head: the budget over all ranges at once, attention over the hits, the estimate, then everything merged.
  */
 #include "attention_private.h"
 
@@ -89,12 +89,12 @@ void attn_decode_free(eng_attn *a)
     for (uint32_t i = 0; a->workers && i < a->n_workers; i++) {
         attn_worker *w = &a->workers[i];
         free(w->all);
-        free(w->all_ids);
+        free(w->kth);
         free(w->lists);
         free(w->parts);
         idx_scratch_free(w->search);
         w->all = NULL;
-        w->all_ids = NULL;
+        w->kth = NULL;
         w->lists = NULL;
         w->parts = NULL;
         w->search = NULL;
@@ -165,9 +165,9 @@ static int alloc_hits(eng_attn *a, const eng_view *view)
     for (uint32_t i = 0; i < a->n_workers; i++) {
         attn_worker *w = &a->workers[i];
         w->all = malloc(per_head * sizeof *w->all);
-        w->all_ids = calloc(per_head, sizeof *w->all_ids); /* the selection's ids: of no use here, but it moves them along */
-        w->lists = malloc(a->n_ranges * sizeof *w->lists);
-        if (!w->all || !w->all_ids || !w->lists)
+        w->kth = malloc(2 * (per_head + 16) * sizeof *w->kth);
+        w->lists = malloc((size_t)a->shape->group * a->n_ranges * sizeof *w->lists);
+        if (!w->all || !w->kth || !w->lists)
             return -ENOMEM;
         int r =
             idx_scratch_new(a->max_span, a->shape->head_dim, a->shape->group, a->k_cap < a->max_span ? a->k_cap : a->max_span, &w->search);
@@ -177,6 +177,19 @@ static int alloc_hits(eng_attn *a, const eng_view *view)
     return 0;
 }
 
+/* Query heads of a merge task: as many of a group as may be, since they share the clusters' sums, but so that threads get equal shares. */
+static uint32_t merge_heads(const eng_attn *a)
+{
+    enum { FAIR = 4 };
+    uint32_t group = a->shape->group, n = group < ATTN_MERGE_MAX ? group : ATTN_MERGE_MAX;
+    for (; n > 1; n--) {
+        uint32_t tasks = a->shape->n_head_kv * ((group + n - 1) / n);
+        if (tasks % a->n_workers == 0 || tasks >= FAIR * a->n_workers)
+            break;
+    }
+    return n;
+}
+
 int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *view, uint32_t max_keys, uint32_t delta_cap)
 {
     size_t d = a->shape->head_dim;
@@ -184,6 +197,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->policy = *policy;
     a->k_cap = policy->top_k ? policy->top_k : policy->k_max;
     a->max_span = 0;
+    a->merge_heads = merge_heads(a);
     a->estimates = policy->estimate && (policy->mode == ENG_ATTN_FLAT || policy->mode == ENG_ATTN_AUTO);
     uint32_t dense = policy->mode == ENG_ATTN_FULL ? max_keys : policy->n_sink + policy->n_local + delta_cap;
     for (uint32_t i = 0; i < a->shape->n_layer; i++) {
@@ -444,10 +458,7 @@ static uint32_t apply_budget(const eng_attn *a, attn_worker *w, uint32_t head, a
         best = max;
     if (n > a->k_cap) {
         /* the k-th best score; of several equal to it, the first ones stay */
-        idx_select(w->all_ids, w->all, n, a->k_cap);
-        least = w->all[0];
-        for (uint32_t i = 1; i < a->k_cap; i++)
-            least = w->all[i] < least ? w->all[i] : least;
+        least = idx_kth_best(w->all, n, a->k_cap, w->kth);
         n_equal = a->k_cap;
         for (uint32_t i = 0; i < n; i++)
             n_equal -= w->all[i] > least;
@@ -501,53 +512,74 @@ static void keep_seeds(eng_attn *a, uint32_t head, attn_hits **hits)
         to[n] = UINT32_MAX;
 }
 
-/* Attention over what was retrieved for one query head, and the estimate of what was not. */
-static eng_partial retrieved_part(eng_attn *a, attn_worker *w, uint32_t head, uint32_t *ret_n)
+/* The budget of a head, and the weights of what it leaves: the hits' scores become weights, in units of exp(part->m), and what is estimated is taken off
+ * them. hits: [range] of the head. Returns how many hits there are. */
+static uint32_t weigh_hits(eng_attn *a, attn_worker *w, uint32_t head, attn_hits **hits, eng_partial *part)
 {
     const eng_kernels *k = a->k;
-    const eng_kv_shape *shape = a->shape;
-    uint32_t head_kv = head / shape->group;
-    attn_hits **hits = w->lists;
-    float *o = a->retrieved_o + (size_t)head * shape->head_dim;
-    eng_partial part = {-INFINITY, 0, o};
+    uint32_t group = a->shape->group, first = head / group * a->n_ranges, g = head % group;
     for (uint32_t i = 0; i < a->n_ranges; i++)
-        hits[i] = &a->hits[((size_t)head_kv * a->n_ranges + i) * shape->group + head % shape->group];
-    *ret_n = apply_budget(a, w, head, hits);
-    if (*ret_n && a->policy.mode != ENG_ATTN_FLAT && !a->estimates)
+        hits[i] = &a->hits[(size_t)(first + i) * group + g];
+    uint32_t n = apply_budget(a, w, head, hits);
+    if (n && a->policy.mode != ENG_ATTN_FLAT && !a->estimates)
         keep_seeds(a, head, hits);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
-        size_t task = (size_t)head_kv * a->n_ranges + i;
         float m = k->max(hits[i]->scores, hits[i]->n);
-        if (a->estimates && a->searched[task] == ATTN_CODES && a->m_ref[task * shape->group + head % shape->group] > m)
-            m = a->m_ref[task * shape->group + head % shape->group];
-        part.m = m > part.m ? m : part.m;
+        if (a->estimates && a->searched[first + i] == ATTN_CODES && a->m_ref[(size_t)(first + i) * group + g] > m)
+            m = a->m_ref[(size_t)(first + i) * group + g];
+        part->m = m > part->m ? m : part->m;
     }
-    memset(o, 0, shape->head_dim * sizeof *o);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
         if (hits[i]->n)
-            part.l += k->softmax(hits[i]->scores, hits[i]->n, part.m);
-        if (a->estimates && a->searched[(size_t)head_kv * a->n_ranges + i] == ATTN_CODES)
-            part.l += attn_estimate_add(a, w, head, i, part.m, o);
-        if (hits[i]->n)
-            k->pv_gather[shape->type_v](o, hits[i]->scores, hits[i]->ids, hits[i]->n,
-                                        eng_segment_v(a->view->spans[a->ranges[i].span].seg, a->layer, head_kv, 0), shape->row_v,
-                                        shape->head_dim);
+            part->l += k->softmax(hits[i]->scores, hits[i]->n, part->m);
+        if (a->estimates && a->searched[first + i] == ATTN_CODES)
+            part->l += attn_estimate_weigh(a, w, head, i, hits[i], part->m);
     }
-    return part;
+    return n;
 }
 
-static void merge_task(void *ctx, uint32_t head, uint32_t worker)
+/* Attention over what was retrieved for n query heads of a KV head, and the estimate of what was not, to parts [n] and a->retrieved_o. */
+static void attend_retrieved(eng_attn *a, attn_worker *w, uint32_t head, uint32_t n, eng_partial *parts)
+{
+    const eng_kv_shape *shape = a->shape;
+    uint32_t head_kv = head / shape->group, d = shape->head_dim;
+    float *o = a->retrieved_o + (size_t)head * d;
+    for (uint32_t h = 0; h < n; h++)
+        a->attended[head + h] += weigh_hits(a, w, head + h, w->lists + (size_t)h * a->n_ranges, &parts[h]);
+    memset(o, 0, (size_t)n * d * sizeof *o);
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        if (a->estimates && a->searched[(size_t)head_kv * a->n_ranges + i] == ATTN_CODES)
+            attn_estimate_values(a, w, head, n, i, o);
+        for (uint32_t h = 0; h < n; h++) {
+            const attn_hits *hits = w->lists[(size_t)h * a->n_ranges + i];
+            if (hits->n)
+                a->k->pv_gather[shape->type_v](o + (size_t)h * d, hits->scores, hits->ids, hits->n,
+                                               eng_segment_v(a->view->spans[a->ranges[i].span].seg, a->layer, head_kv, 0), shape->row_v, d);
+        }
+    }
+}
+
+static void merge_task(void *ctx, uint32_t task, uint32_t worker)
 {
     eng_attn *a = ctx;
     attn_worker *w = &a->workers[worker];
-    uint32_t group = a->shape->group, d = a->shape->head_dim, n_retrieved = 0;
-    for (uint32_t b = 0; b < a->plan->n_blocks; b++) {
-        size_t i = ((size_t)(head / group) * a->max_blocks + b) * group + head % group;
-        w->parts[b] = (eng_partial){a->dense_m[i], a->dense_l[i], a->dense_o + i * d};
+    uint32_t group = a->shape->group, d = a->shape->head_dim, n_blocks = a->plan->n_blocks, tasks = (group + a->merge_heads - 1) / a->merge_heads;
+    uint32_t head_kv = task / tasks, first = task % tasks * a->merge_heads, n = group - first < a->merge_heads ? group - first : a->merge_heads;
+    eng_partial retrieved[ATTN_MERGE_MAX] = {{0}};
+    for (uint32_t h = 0; h < n; h++) {
+        a->attended[head_kv * group + first + h] = a->plan->n_dense;
+        retrieved[h] = (eng_partial){-INFINITY, 0, a->retrieved_o + (size_t)(head_kv * group + first + h) * d};
     }
-    w->parts[a->plan->n_blocks] = a->plan->retrieve_hi > a->plan->retrieve_lo ? retrieved_part(a, w, head, &n_retrieved) : (eng_partial){0};
-    eng_partial_merge(a->out + (size_t)head * d, w->parts, a->plan->n_blocks + 1, d);
-    a->attended[head] = a->plan->n_dense + n_retrieved;
+    if (a->plan->retrieve_hi > a->plan->retrieve_lo)
+        attend_retrieved(a, w, head_kv * group + first, n, retrieved);
+    for (uint32_t h = 0; h < n; h++) {
+        for (uint32_t b = 0; b < n_blocks; b++) {
+            size_t i = ((size_t)head_kv * a->max_blocks + b) * group + first + h;
+            w->parts[b] = (eng_partial){a->dense_m[i], a->dense_l[i], a->dense_o + i * d};
+        }
+        w->parts[n_blocks] = retrieved[h];
+        eng_partial_merge(a->out + (size_t)(head_kv * group + first + h) * d, w->parts, n_blocks + 1, d);
+    }
 }
 
 void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *out)
@@ -578,7 +610,7 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
             a->counts.probed += a->probed[i];
         }
     }
-    eng_pool_run(a->pool, merge_task, a, a->n_head);
+    eng_pool_run(a->pool, merge_task, a, shape->n_head_kv * ((shape->group + a->merge_heads - 1) / a->merge_heads));
     for (uint32_t h = 0; h < a->n_head; h++) {
         uint32_t retrieved = a->attended[h] - a->plan->n_dense;
         a->counts.attended += a->attended[h];

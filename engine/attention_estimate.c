@@ -161,31 +161,47 @@ void attn_estimate_cuts(eng_attn *a)
             }
 }
 
-float attn_estimate_add(eng_attn *a, attn_worker *w, uint32_t head, uint32_t range, float m, float *o)
+/* The cuts of a span for a KV head, to w->cuts; how many. */
+static uint32_t cuts_of(const eng_attn *a, attn_worker *w, uint32_t head_kv, uint32_t span)
+{
+    const attn_cut *cuts = a->cuts + ((size_t)a->layer * a->shape->n_head_kv + head_kv) * a->max_cuts;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n_cuts; i++)
+        if (a->wanted[i].span == span)
+            w->cuts[n++] = cuts[i].cut;
+    return n;
+}
+
+float attn_estimate_weigh(eng_attn *a, attn_worker *w, uint32_t head, uint32_t range, attn_hits *hits, float m)
 {
     const eng_kv_shape *shape = a->shape;
-    uint32_t head_kv = head / shape->group, g = head % shape->group, span = a->ranges[range].span, n_cuts = 0, d = shape->head_dim;
-    size_t task = (size_t)head_kv * a->n_ranges + range, stride = idx_codes_sum_stride(d);
+    uint32_t head_kv = head / shape->group, g = head % shape->group, span = a->ranges[range].span;
+    size_t task = (size_t)head_kv * a->n_ranges + range;
     float m_ref = a->m_ref[task * shape->group + g];
     if (!(m_ref > -INFINITY))
         return 0;
-    const attn_cut *cuts = a->cuts + ((size_t)a->layer * shape->n_head_kv + head_kv) * a->max_cuts;
-    for (uint32_t i = 0; i < a->n_cuts; i++)
-        if (a->wanted[i].span == span)
-            w->cuts[n_cuts++] = cuts[i].cut;
     const idx_index *ix = a->view->spans[span].seg->codes[a->layer * shape->n_head_kv + head_kv];
     const struct attn_clusters *c = &a->clusters[task];
     float *weights = a->weights + (size_t)head * a->n_clusters + a->cluster_base[span] + c->first;
-    attn_hits *hits = w->lists[range];
-    float l = idx_estimate(ix, w->cuts, n_cuts, c->first, c->end, m_ref, expf(m_ref - m), weights, hits->clusters, hits->scanned, hits->n,
-                           w->taken, w->coef);
+    float l = idx_estimate(ix, w->cuts, cuts_of(a, w, head_kv, span), c->first, c->end, m_ref, expf(m_ref - m), weights, hits->clusters, hits->scanned,
+                           hits->n, w->taken, w->coef);
     for (uint32_t i = 0; i < hits->n; i++)
         hits->scores[i] -= w->coef[i];
+    return l;
+}
+
+void attn_estimate_values(eng_attn *a, attn_worker *w, uint32_t head, uint32_t n, uint32_t range, float *o)
+{
+    const eng_kv_shape *shape = a->shape;
+    uint32_t head_kv = head / shape->group, span = a->ranges[range].span, d = shape->head_dim, n_cuts = cuts_of(a, w, head_kv, span);
+    size_t stride = idx_codes_sum_stride(d);
+    const idx_index *ix = a->view->spans[span].seg->codes[a->layer * shape->n_head_kv + head_kv];
+    const struct attn_clusters *c = &a->clusters[(size_t)head_kv * a->n_ranges + range];
+    const float *weights = a->weights + (size_t)head * a->n_clusters + a->cluster_base[span];
     for (uint32_t at = c->first; at < c->end;) {
         const float *sums;
         uint32_t next = idx_codes_sums(ix, w->cuts, n_cuts, at, c->end, &sums);
-        a->k->pv[ENG_KV_F32](o, weights + (at - c->first), 0, 1, sums, stride * sizeof *sums, next - at, d);
+        a->k->pv[ENG_KV_F32](o, weights + at, a->n_clusters, n, sums, stride * sizeof *sums, next - at, d);
         at = next;
     }
-    return l;
 }

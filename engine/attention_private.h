@@ -7,6 +7,7 @@
 enum {
     ATTN_BLOCK = 512,   /* keys of a dense decode part: likewise */
     ATTN_SEEDS = 8,     /* hits of a query head that seed its next search */
+    ATTN_MERGE_MAX = 16, /* query heads that a task merges, at most */
     ATTN_LOCAL_STEP = 64, /* where the window moves over a segment with codes: in steps, since each makes sums anew */
 };
 
@@ -50,8 +51,8 @@ typedef struct {
     /* decode */
     float *scores;              /* [group][ATTN_BLOCK] */
     float *all;                 /* scores of a head over all ranges, for selection */
-    uint32_t *all_ids;
-    attn_hits **lists;          /* [range] of one query head */
+    float *kth;                 /* scratch of the selection */
+    attn_hits **lists;          /* [query head of a merge][range] */
     eng_partial *parts;
     idx_scratch *search;
     uint32_t *taken;            /* [n_clusters], zero between uses */
@@ -79,7 +80,7 @@ struct eng_attn {
 
     /* decode: fixed by setup */
     eng_attention policy;
-    uint32_t max_blocks, k_cap, n_ranges, max_span;
+    uint32_t max_blocks, k_cap, n_ranges, max_span, merge_heads;
     attn_range *ranges;
     attn_hits *hits;            /* [head_kv][range][group] */
     void *hit_memory;
@@ -136,7 +137,10 @@ void attn_estimate_free(eng_attn *a);
 /* Which runs the visible part of the coded spans cuts in this step. A span for which there is no room is not coded, then. */
 void attn_estimate_step(eng_attn *a, const eng_view *view);
 void attn_estimate_cuts(eng_attn *a); /* makes the cuts of this layer that are not made yet */
-/* Adds the estimate of range i for a query head to o, in units of exp(m): takes the hits' share off their scores, which are softmaxed already. Returns l. */
-float attn_estimate_add(eng_attn *a, attn_worker *w, uint32_t head, uint32_t range, float m, float *o);
+/* The clusters' weights in a range for a query head, in units of exp(m), when its hits are taken out of them; takes the hits' share off their scores, which are
+ * softmaxed already. Returns l. */
+float attn_estimate_weigh(eng_attn *a, attn_worker *w, uint32_t head, uint32_t range, attn_hits *hits, float m);
+/* Adds what these weights are worth, for n query heads of a KV head, to o [n][d]. */
+void attn_estimate_values(eng_attn *a, attn_worker *w, uint32_t head, uint32_t n, uint32_t range, float *o);
 
 #endif
