@@ -253,7 +253,7 @@ static int file_entry(void *ctx, const char *section, const char *key, const cha
     }
     const cfg_row *r = find_row(key, strlen(key), l->command);
     bool apply = r && r->everywhere;
-    for (unsigned c = 1; !apply && c <= CFG_EVAL_DUMP; c <<= 1) {
+    for (unsigned c = 1; !apply && c <= CFG_CONTEXTS_VERIFY; c <<= 1) {
         const cfg_row *other = find_row(key, strlen(key), c);
         if (other && other->everywhere) {
             r = other;
@@ -386,6 +386,13 @@ static bool is_flag(const char *arg, unsigned command)
     return arg[1] == '-' ? find_row(arg + 2, strcspn(arg + 2, "="), command) != NULL : find_short(arg + 1, command) != NULL;
 }
 
+/* What a word without a flag means in a command that takes one. */
+static const cfg_row *bare_row(unsigned command)
+{
+    const char *name = command == CFG_INSPECT ? "model" : command == CFG_CONTEXTS_ONE ? "name" : command == CFG_CONTEXTS_VERIFY ? "state-dir" : "";
+    return find_row(name, strlen(name), command);
+}
+
 /* Walks through the arguments. In the first pass (apply false) all is checked, and --config, --help and --version are noticed. */
 static int load_flags(loader *l, int argc, char **argv, bool apply, const char **ret_config)
 {
@@ -398,8 +405,7 @@ static int load_flags(loader *l, int argc, char **argv, bool apply, const char *
             value = arg[2 + len] ? arg + 2 + len + 1 : NULL;
         } else if (arg[0] == '-') {
             r = find_short(arg + 1, l->command);
-        } else if (l->command == CFG_INSPECT) {
-            r = find_row("model", 5, l->command);
+        } else if ((r = bare_row(l->command))) {
             value = arg;
         } else {
             return fail(l, -EINVAL, "unexpected argument '%.64s'; see --help", arg);

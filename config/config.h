@@ -61,12 +61,15 @@ typedef struct {
     char *prompt;             /* -p */
     char *depth;              /* -d: list of depths */
     uint32_t repeat;          /* -r */
+    char *name, *ttl;         /* contexts: --name, or the word behind the command; --ttl */
+    bool pinned, replace;
     char *output;             /* -o: table|jsonl, for inspect table|json */
     bool help, version;
 } cfg_settings;
 
 /* The commands that a setting belongs to. */
-enum { CFG_SERVE = 1, CFG_RUN = 2, CFG_BENCH_DECODE = 4, CFG_BENCH_PREFILL = 8, CFG_EVAL = 16, CFG_INSPECT = 32, CFG_BENCH_INDEX = 64, CFG_EVAL_DUMP = 128 };
+enum { CFG_SERVE = 1, CFG_RUN = 2, CFG_BENCH_DECODE = 4, CFG_BENCH_PREFILL = 8, CFG_EVAL = 16, CFG_INSPECT = 32, CFG_BENCH_INDEX = 64, CFG_EVAL_DUMP = 128,
+       CFG_CONTEXTS = 256, CFG_CONTEXTS_ONE = 512, CFG_CONTEXTS_ADD = 1024, CFG_CONTEXTS_VERIFY = 2048 }; /* list; of one name: show, pin, unpin, rm; ... */
 
 /* Fills *s from defaults, file, environment and argv[1..argc) for `command`. 0; -EINVAL with a sentence in err. After both, free it. */
 int cfg_load(cfg_settings *s, unsigned command, int argc, char **argv, char *err, size_t errlen);

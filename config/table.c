@@ -6,7 +6,8 @@
 #define RETRIEVES  (SERVE_RUN | CFG_BENCH_DECODE | CFG_EVAL)
 #define SEARCHES   (RETRIEVES | CFG_BENCH_INDEX)
 #define MODELS     (LOADS | CFG_INSPECT)
-#define ALL        (MODELS | CFG_BENCH_INDEX)
+#define CLIENT     (CFG_CONTEXTS | CFG_CONTEXTS_ONE | CFG_CONTEXTS_ADD)
+#define ALL        (MODELS | CFG_BENCH_INDEX | CLIENT | CFG_CONTEXTS_VERIFY)
 #define FIELD(x)   offsetof(cfg_settings, x)
 #define MAX_TOKENS 16777216.0
 #define ANY_LENGTH 0, 0
@@ -55,7 +56,7 @@ const cfg_row cfg_table[] = {
      "memory for kept contexts and their indexes; 0 keeps none"},
     {MODEL, "cache-disk", NULL, CFG_SERVE, true, CFG_T_I64, FIELD(cache_disk), "16384", 0, 1073741824, NULL, "MIB",
      "disk space for kept contexts, which outlast the program; 0 keeps none"},
-    {MODEL, "state-dir", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(state_dir), NULL, ANY_LENGTH, NULL, "FOLDER",
+    {MODEL, "state-dir", NULL, CFG_SERVE | CFG_CONTEXTS_VERIFY, true, CFG_T_TEXT, FIELD(state_dir), NULL, ANY_LENGTH, NULL, "FOLDER",
      "where contexts are kept on disk; without it $STATE_DIRECTORY (systemd's), $XDG_STATE_HOME/retrievald or ~/.local/state/retrievald"},
     {MODEL, "rope-scaling", NULL, LOADS, true, CFG_T_CHOICE, FIELD(rope_scaling), "auto", ANY_LENGTH, scalings, "TYPE",
      "how RoPE is stretched to contexts longer than the model was trained on; auto: as the model's file says"},
@@ -119,10 +120,14 @@ const cfg_row cfg_table[] = {
     {SERVER, "host", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(host), "127.0.0.1", ANY_LENGTH, NULL, "ADDRESS",
      "address to listen on; one that others can reach needs api-key-file"},
     {SERVER, "port", NULL, CFG_SERVE, true, CFG_T_U32, FIELD(port), "8080", 0, 65535, NULL, "N", "TCP port; 0: any free one"},
+    {SERVER, "host", NULL, CLIENT, true, CFG_T_TEXT, FIELD(host), "127.0.0.1", ANY_LENGTH, NULL, "ADDRESS", "where the daemon listens"},
+    {SERVER, "port", NULL, CLIENT, true, CFG_T_U32, FIELD(port), "8080", 1, 65535, NULL, "N", "its TCP port"},
     {SERVER, "alias", "a", CFG_SERVE, true, CFG_T_TEXT, FIELD(alias), NULL, ANY_LENGTH, NULL, "NAME",
      "the model's name as clients see it; without it, the file's name"},
     {SERVER, "api-key-file", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(api_key_file), NULL, ANY_LENGTH, NULL, "FILE",
      "keys that clients must show, one a line; a file that only its owner can read"},
+    {SERVER, "api-key-file", NULL, CLIENT, true, CFG_T_TEXT, FIELD(api_key_file), NULL, ANY_LENGTH, NULL, "FILE",
+     "the first key in it is shown to the daemon; a file that only its owner can read"},
     {SERVER, "allowed-hosts", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(allowed_hosts), NULL, ANY_LENGTH, NULL, "NAMES",
      "Host headers to accept besides localhost and the address, separated by commas"},
     {SERVER, "max-queue", NULL, CFG_SERVE, true, CFG_T_U32, FIELD(max_queue), "64", 1, 100000, NULL, "N", "requests that may wait; more are told to come back (429)"},
@@ -138,6 +143,13 @@ const cfg_row cfg_table[] = {
     {COMMAND, "folder", NULL, CFG_EVAL_DUMP, false, CFG_T_TEXT, FIELD(folder), NULL, ANY_LENGTH, NULL, "FOLDER", "where the .npy files go; it must be there"},
     {COMMAND, "file", "f", BENCH, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE",
      "measure on this text; without it, on random tokens"},
+    {COMMAND, "file", "f", CFG_CONTEXTS_ADD, false, CFG_T_TEXT, FIELD(file), NULL, ANY_LENGTH, NULL, "FILE", "the text"},
+    {COMMAND, "name", NULL, CFG_CONTEXTS_ONE | CFG_CONTEXTS_ADD, false, CFG_T_TEXT, FIELD(name), NULL, ANY_LENGTH, NULL, "NAME",
+     "the context's: up to 64 letters, digits, dots, dashes and underscores"},
+    {COMMAND, "ttl", NULL, CFG_CONTEXTS_ADD, false, CFG_T_TEXT, FIELD(ttl), NULL, ANY_LENGTH, NULL, "TIME",
+     "how long it lives: seconds, or 90m, 24h, 7d; without it, until it is removed"},
+    {COMMAND, "pinned", NULL, CFG_CONTEXTS_ADD, false, CFG_T_SWITCH, FIELD(pinned), NULL, ANY_LENGTH, NULL, NULL, "keep it in memory"},
+    {COMMAND, "replace", NULL, CFG_CONTEXTS_ADD, false, CFG_T_SWITCH, FIELD(replace), NULL, ANY_LENGTH, NULL, NULL, "take the place of an existing one of that name"},
     {COMMAND, "prompt", "p", CFG_RUN, false, CFG_T_TEXT, FIELD(prompt), NULL, ANY_LENGTH, NULL, "TEXT", "answer this one question and end"},
     {COMMAND, "n-prompt", "p", CFG_BENCH_PREFILL, false, CFG_T_NUMBERS, FIELD(prompt), "512", 1, MAX_TOKENS, NULL, "N,N,...", "prompt lengths to measure"},
     {COMMAND, "keys", NULL, CFG_BENCH_INDEX, false, CFG_T_TEXT, FIELD(keys), NULL, ANY_LENGTH, NULL, "FILE", "keys of one head, .npy [n][dim]"},
@@ -165,7 +177,7 @@ const cfg_row cfg_table[] = {
     {COMMAND, "repeat", "r", CFG_BENCH_INDEX, false, CFG_T_U32, FIELD(repeat), "20", 1, 1000, NULL, "N", "rounds of timing"},
     {COMMAND, "output", "o", BENCH | CFG_BENCH_INDEX | CFG_EVAL, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, outputs, "FORMAT",
      "how results are printed"},
-    {COMMAND, "output", "o", CFG_INSPECT, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, facts, "FORMAT", "how it is printed"},
+    {COMMAND, "output", "o", CFG_INSPECT | CFG_CONTEXTS | CFG_CONTEXTS_ONE, false, CFG_T_CHOICE, FIELD(output), "table", ANY_LENGTH, facts, "FORMAT", "how it is printed"},
 
     {GENERAL, "config", NULL, ALL, false, CFG_T_CONFIG, 0, NULL, ANY_LENGTH, NULL, "FILE", "read settings from this file (name = value; # begins a comment)"},
     {GENERAL, "help", "h", ALL, false, CFG_T_SWITCH, FIELD(help), NULL, ANY_LENGTH, NULL, NULL, "print this and end"},

@@ -70,6 +70,16 @@ typedef struct {
 /* [any] All zero without a disk tier. */
 void eng_disk_stats_get(const eng_engine *e, eng_disk_stats *ret);
 
+typedef struct {
+    uint32_t files, bad, unfinished; /* of segments; of these, not as they should be; writes under way, or that a crash left */
+    uint64_t bytes;
+} eng_disk_check;
+
+/* Reads all of a state folder's files and checks heads, sizes, checksums and codes; `bad` (may be NULL) hears of each that cannot be used. Needs no engine and changes
+ * nothing; a daemon may be using the folder. -ENOENT: it keeps no contexts. */
+int eng_disk_verify(const char *dir, void (*bad)(void *ctx, const char *path, eng_miss why, const char *err), void *ctx, eng_disk_check *ret, char *err,
+                    size_t errlen);
+
 /* ---- names ------------------------------------------------------------------------------------------------------ *
  * A name stands for tokens: a tenant's, of this model. While it lives, what is on disk of these tokens is not evicted; nor is, of a pinned one, what is
  * in memory. It lives until its time or its removal; what only it needed goes from disk with it, once nobody uses it any more. Names outlast the program

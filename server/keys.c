@@ -148,6 +148,54 @@ cleanup:
     return rc;
 }
 
+/* The next key of the text from *io_at on, without the blanks around it. false: there is none. */
+static bool next_key(const char *text, size_t n, size_t *io_at, const char **ret, size_t *ret_len)
+{
+    while (*io_at < n) {
+        const char *end = memchr(text + *io_at, '\n', n - *io_at);
+        size_t a = *io_at, b = end ? (size_t)(end - text) : n;
+        *io_at = b + 1;
+        while (a < b && strchr(" \t\r", text[a]))
+            a++;
+        while (b > a && strchr(" \t\r", text[b - 1]))
+            b--;
+        if (a == b || text[a] == '#')
+            continue;
+        *ret = text + a;
+        *ret_len = b - a;
+        return true;
+    }
+    return false;
+}
+
+static int no_key(const char *path, char *err, size_t errlen)
+{
+    snprintf(err, errlen, "api-key-file %s holds no key", path);
+    return -EINVAL;
+}
+
+int srv_keys_first(const char *path, char *ret, size_t size, char *err, size_t errlen)
+{
+    char *text = NULL;
+    const char *key;
+    size_t n = 0, at = 0, len;
+    int rc = read_private(path, &text, &n, err, errlen);
+    if (rc < 0)
+        return rc;
+    if (!next_key(text, n, &at, &key, &len)) {
+        rc = no_key(path, err, errlen);
+    } else if (len >= size) {
+        rc = -EINVAL;
+        snprintf(err, errlen, "api-key-file %s holds a key of more than %zu characters", path, size - 1);
+    } else {
+        memcpy(ret, key, len);
+        ret[len] = 0;
+    }
+    explicit_bzero(text, n);
+    free(text);
+    return rc;
+}
+
 int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen)
 {
     char *text = NULL;
@@ -163,26 +211,17 @@ int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen)
         snprintf(err, errlen, "out of memory");
         goto cleanup;
     }
-    for (size_t from = 0, to; from < n; from = to + 1) {
-        const char *end = memchr(text + from, '\n', n - from);
-        to = end ? (size_t)(end - text) : n;
-        size_t a = from, b = to;
-        while (a < b && strchr(" \t\r", text[a]))
-            a++;
-        while (b > a && strchr(" \t\r", text[b - 1]))
-            b--;
-        if (a == b || text[a] == '#')
-            continue;
-        if (b - a > MAX_KEY) {
+    const char *key;
+    for (size_t at = 0, len; next_key(text, n, &at, &key, &len);) {
+        if (len > MAX_KEY) {
             rc = -EINVAL;
             snprintf(err, errlen, "api-key-file %s holds a key of more than %d characters", path, MAX_KEY);
             goto cleanup;
         }
-        add_key(k, text + a, b - a);
+        add_key(k, key, len);
     }
     if (k->n == 0) {
-        rc = -EINVAL;
-        snprintf(err, errlen, "api-key-file %s holds no key", path);
+        rc = no_key(path, err, errlen);
         goto cleanup;
     }
     *ret = k;

@@ -22,6 +22,13 @@ static const command commands[] = {
      "compare an attention mode with full attention"},
     {"eval", "dump", CFG_EVAL_DUMP, srv_cmd_eval_dump, "-m MODEL -f TEXT --folder FOLDER [--layers N,N,...]",
      "write keys, values and queries of a real run as .npy files"},
+    {"contexts", "list", CFG_CONTEXTS, srv_cmd_contexts_list, "", "list the named contexts of a running daemon"},
+    {"contexts", "show", CFG_CONTEXTS_ONE, srv_cmd_contexts_show, "NAME", "say all about one"},
+    {"contexts", "add", CFG_CONTEXTS_ADD, srv_cmd_contexts_add, "-f TEXT --name NAME [--ttl TIME] [--pinned]", "have a text read and kept by that name"},
+    {"contexts", "pin", CFG_CONTEXTS_ONE, srv_cmd_contexts_pin, "NAME", "keep one in memory"},
+    {"contexts", "unpin", CFG_CONTEXTS_ONE, srv_cmd_contexts_unpin, "NAME", "let one go from memory when others need the room"},
+    {"contexts", "rm", CFG_CONTEXTS_ONE, srv_cmd_contexts_rm, "NAME", "remove one"},
+    {"contexts", "verify", CFG_CONTEXTS_VERIFY, srv_cmd_contexts_verify, "[FOLDER]", "check every file of kept contexts, beside a daemon or without one"},
     {"inspect", NULL, CFG_INSPECT, srv_cmd_inspect, "MODEL", "say what a model file holds"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands, EXIT_USAGE = 2 };
@@ -38,13 +45,13 @@ static void print_help(const command *c, bool overview)
         for (size_t i = 0; i < N_COMMANDS; i++) {
             fputs("  ", stdout);
             print_name(stdout, &commands[i]);
-            printf(" %s\n      %s\n", commands[i].usage, commands[i].what);
+            printf("%s%s\n      %s\n", *commands[i].usage ? " " : "", commands[i].usage, commands[i].what);
         }
         puts("\nSettings of serve:\n");
     } else {
         fputs("Usage: ", stdout);
         print_name(stdout, c);
-        printf(" %s [flags]\n\n%c%s.\n\n", c->usage, c->what[0] - 'a' + 'A', c->what + 1);
+        printf("%s%s [flags]\n\n%c%s.\n\n", *c->usage ? " " : "", c->usage, c->what[0] - 'a' + 'A', c->what + 1);
     }
     cfg_print_help(stdout, c->settings);
     puts("\nSettings may also stand in a file (--config) or the environment (RETRIEVALD_CTX_SIZE); see retrievald(1).");
@@ -86,6 +93,11 @@ static const command *find_command(int argc, char **argv, int *ret_words)
     return NULL;
 }
 
+static bool needs_model(const command *c)
+{
+    return c->settings != CFG_BENCH_INDEX && strcmp(c->name, "contexts") != 0;
+}
+
 int main(int argc, char **argv)
 {
     char err[512];
@@ -104,7 +116,7 @@ int main(int argc, char **argv)
     } else if (s.version) {
         puts("retrievald " RETRIEVALD_VERSION);
         status = EXIT_SUCCESS;
-    } else if (!s.model && c->settings != CFG_BENCH_INDEX) {
+    } else if (!s.model && needs_model(c)) {
         fprintf(stderr, "retrievald: no model: name a GGUF file with -m FILE (see --help)\n");
         status = EXIT_USAGE;
     } else {

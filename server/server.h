@@ -14,6 +14,13 @@ int srv_cmd_bench_index(const cfg_settings *s);
 int srv_cmd_eval_logits(const cfg_settings *s);
 int srv_cmd_eval_dump(const cfg_settings *s);
 int srv_cmd_inspect(const cfg_settings *s);
+int srv_cmd_contexts_list(const cfg_settings *s);
+int srv_cmd_contexts_show(const cfg_settings *s);
+int srv_cmd_contexts_add(const cfg_settings *s);
+int srv_cmd_contexts_pin(const cfg_settings *s);
+int srv_cmd_contexts_unpin(const cfg_settings *s);
+int srv_cmd_contexts_rm(const cfg_settings *s);
+int srv_cmd_contexts_verify(const cfg_settings *s);
 
 /* Shared by the sub-commands (cmd_common.c): settings into engine terms. -EINVAL with a sentence. */
 int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t errlen);

@@ -21,7 +21,7 @@ SOURCES = sorted(p for folder in PUBLIC for p in (ROOT / folder).glob("*.[ch]"))
 
 @pytest.fixture(scope="session")
 def flags():
-    packages = "libcjson libmicrohttpd libuv libsystemd libseccomp libpcre2-8 libutf8proc libxxhash inih sqlite3"
+    packages = "libcjson libmicrohttpd libuv libsystemd libseccomp libpcre2-8 libutf8proc libxxhash inih sqlite3 libcurl"
     found = subprocess.run(["pkg-config", "--cflags", *packages.split()], capture_output=True, text=True, check=True)
     return found.stdout.split() + [f"-I{ROOT / folder}" for folder in PUBLIC]
 

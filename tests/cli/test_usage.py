@@ -2,10 +2,12 @@
 
 import os
 import re
+import socket
 
 import pytest
 
 COMMANDS = (["serve"], ["run"], ["bench", "decode"], ["bench", "prefill"], ["bench", "index"], ["eval", "logits"], ["eval", "dump"], ["inspect"])
+COMMANDS += tuple(["contexts", c] for c in ("list", "show", "add", "pin", "unpin", "rm", "verify"))
 
 
 def refused(result, status, *parts):
@@ -23,7 +25,7 @@ def test_help_and_version(tool):
     for command in COMMANDS:
         assert "retrievald " + " ".join(command) in overview.stdout
         own = tool(*command, "--help")
-        assert ("--model" in own.stdout) == (command != ["bench", "index"])
+        assert ("--model" in own.stdout) == (command != ["bench", "index"] and command[0] != "contexts")
         assert own.returncode == 0 and own.stderr == ""
         assert max(map(len, own.stdout.splitlines())) <= 130
     assert "--port" in overview.stdout and "--port" not in tool("run", "--help").stdout
@@ -41,6 +43,16 @@ def test_help_and_version(tool):
         (["run", "--port", "80"], ["not a flag of this command"]),
         (["run", "-m"], ["--model needs a value"]),
         (["--temp", "nan"], ["--temp"]),
+        (["contexts"], ["contexts what?", "'contexts list'", "'contexts verify'"]),
+        (["contexts", "lst"], ["did you mean 'contexts list'?"]),
+        (["contexts", "list", "book"], ["unexpected argument 'book'"]),
+        (["contexts", "list", "-m", "x"], ["unknown flag '-m'"]),
+        (["contexts", "show"], ["which context?"]),
+        (["contexts", "rm", "a/b"], ["'a/b' is no context's name"]),
+        (["contexts", "rm", ".."], ["'..' is no context's name"]),
+        (["contexts", "add", "--name", "a"], ["which text?", "-f"]),
+        (["contexts", "add", "-f", "x"], ["which context?"]),
+        (["contexts", "list", "--port", "0"], ["from 1 to 65535"]),
         ([], ["no model"]),
         (["run"], ["no model"]),
         (["bench", "decode", "-m", "x", "-d", "1,x"], ["--depth"]),
@@ -107,3 +119,20 @@ def test_prompt_over_the_context(tool, model, book):
     result = tool("run", "-m", model, "-c", 256, "-f", book, "-p", "Who?")
     assert result.returncode == 1
     assert "256" in result.stderr
+
+
+def test_contexts_without_a_daemon(tool, tmp_path):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # nobody listens
+        port = s.getsockname()[1]
+        for command in (["list"], ["show", "a"], ["pin", "a"], ["unpin", "a"], ["rm", "a"]):
+            refused(tool("contexts", *command, "--port", port), 1, f"no daemon answers on http://127.0.0.1:{port}", "--port")
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9")
+    refused(tool("contexts", "add", "--name", "a", "-f", latin), 1, "latin.txt", "not UTF-8", "byte 4")
+    refused(tool("contexts", "add", "--name", "a", "-f", tmp_path / "none"), 1, "No such file")
+    keys = tmp_path / "keys"
+    keys.write_text("k")
+    keys.chmod(0o644)
+    refused(tool("contexts", "list", "--api-key-file", keys), 1, "chmod 600")
+    refused(tool("contexts", "verify", tmp_path / "none"), 1, "none/segments: no contexts are kept there")

@@ -4,7 +4,7 @@
  *   [[say:TEXT]]      the answer is TEXT, then the end token
  *   [[hang]]          prefill lasts until it is cancelled
  *   [[gate:PATH]]     the answer goes on after its first token when PATH exists
- *   [[pace]]          a token takes a millisecond
+ *   [[pace]]          a token of the answer, a chunk of the prompt takes a millisecond
  *   [[fail:open|prefill|decode]]   -ENOMEM there
  * Named contexts are the real ones, in memory.
  * The environment: FAKE_LOAD_GATE (eng_open waits until that path exists), FAKE_CANCEL_LOG (a line is appended for every cancelled
@@ -365,6 +365,8 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
         return -ENOMEM;
     uint32_t done = (uint32_t)s->n_cached, total = (uint32_t)s->n_prompt;
     while (done < total) {
+        if (s->pace)
+            nap();
         done = total - done > s->e->params.n_chunk ? done + s->e->params.n_chunk : total;
         s->e->heartbeat++;
         if (progress)
@@ -520,6 +522,14 @@ int eng_context_list(eng_engine *e, uint64_t tenant, const char *name, eng_conte
 void eng_contexts_tick(eng_engine *e)
 {
     eng_names_tick(e->names);
+}
+
+int eng_disk_verify(const char *dir, void (*bad)(void *ctx, const char *path, eng_miss why, const char *err), void *ctx, eng_disk_check *ret, char *err,
+                    size_t errlen)
+{
+    (void)dir, (void)bad, (void)ctx, (void)ret;
+    snprintf(err, errlen, "not in this program");
+    return -ENOSYS;
 }
 
 /* bench index needs no model, so the real program is tested with it. */
