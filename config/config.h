@@ -55,6 +55,7 @@ typedef struct {
     char *keys, *values, *queries, *train_queries, *key_positions, *train_positions; /* .npy files */
     char *kind, *codes;       /* lists */
     uint32_t replicas;
+    bool fit;                 /* --fit: measure the machine instead */
     /* run, bench, eval */
     char *file;               /* -f: document; of eval a text a line */
     char *layers, *folder;    /* eval dump: which, NULL: all; where to */

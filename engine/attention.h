@@ -7,6 +7,7 @@
 #ifndef RETRIEVALD_ATTENTION_H
 #define RETRIEVALD_ATTENTION_H
 
+#include "cost.h"
 #include "kernels.h"
 #include "pool.h"
 #include "segment.h"
@@ -41,8 +42,11 @@ typedef struct {
     uint32_t n_graph, n_flat;   /* searches */
 } eng_attn_counts;
 
+/* What auto chooses by, from the next step on; eng_cost_default() until then. */
+void eng_attn_use_cost(eng_attn *a, const eng_cost *c);
+
 /* Whether decoding with this policy may search graphs, in a context of max_keys keys: only then are they worth building. */
-bool eng_attn_walks(const eng_attention *policy, uint32_t max_keys);
+bool eng_attn_walks(const eng_attn *a, const eng_attention *policy, uint32_t max_keys);
 
 /* Prepares decoding with this policy for a view of up to max_keys keys of which the last (delta_cap) may be unsealed. To be called
  * again when the view's spans change. -ENOMEM. */

@@ -20,8 +20,6 @@
 enum {
     RANGE_MIN = 4096,        /* keys that are worth a search task of their own */
     GRAPH_MIN = 1024,        /* fewer visible keys in a segment: a scan costs less than walking to them */
-    CODES_MIN = 512,         /* fewer: not worth the scan of a whole run of codes */
-    AUTO_GRAPH_MIN = 262144, /* where `auto` begins to trust a graph to cost less than a scan (engine/README.md) */
 };
 
 void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
@@ -47,11 +45,6 @@ void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_
 static bool retrieves(const eng_attn *a)
 {
     return a->policy.mode != ENG_ATTN_FULL && a->policy.mode != ENG_ATTN_STREAMING;
-}
-
-bool eng_attn_walks(const eng_attention *policy, uint32_t max_keys)
-{
-    return policy->mode == ENG_ATTN_GRAPH || (policy->mode == ENG_ATTN_AUTO && !policy->estimate && max_keys >= AUTO_GRAPH_MIN);
 }
 
 /* ---- setup ------------------------------------------------------------------------------------------------------ */
@@ -262,7 +255,7 @@ static void plan_codes(eng_attn *a, const eng_view *view)
     uint32_t lo, hi;
     for (uint32_t i = 0; i + 1 < view->n_spans; i++) {
         attn_visible(a, &view->spans[i], &lo, &hi);
-        a->coded[i] = lo < hi && hi - lo >= CODES_MIN && a->policy.mode != ENG_ATTN_GRAPH && eng_segment_coded(view->spans[i].seg);
+        a->coded[i] = lo < hi && attn_codes_serve(a, &view->spans[i], hi - lo);
     }
     if (!a->estimates || !a->n_ranges)
         return;
@@ -349,7 +342,7 @@ static idx_index *usable_graph(const eng_attn *a, const eng_span *s, uint32_t he
     idx_index *ix = s->seg->index[a->layer * a->shape->n_head_kv + head];
     if (!ix || a->policy.mode == ENG_ATTN_FLAT || a->estimates || visible < GRAPH_MIN)
         return NULL;
-    return a->policy.mode == ENG_ATTN_GRAPH || visible >= AUTO_GRAPH_MIN ? ix : NULL;
+    return a->policy.mode == ENG_ATTN_GRAPH || attn_auto_walks(a, visible) ? ix : NULL;
 }
 
 /* Last step's hits of the group that lie in the segment, as its rows. */

@@ -89,6 +89,7 @@ int eng_attn_new(eng_pool *pool, const eng_kernels *k, const eng_kv_shape *shape
     a->pool = pool;
     a->k = k;
     a->shape = shape;
+    a->cost = eng_cost_default();
     a->n_head = shape->n_head_kv * shape->group;
     a->n_workers = eng_pool_threads(pool);
     a->bf16 = k->attn_bf16 && !f32 && shape->type_k != ENG_KV_F32 && shape->type_v != ENG_KV_F32;

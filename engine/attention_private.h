@@ -1,4 +1,4 @@
-/* Shared by attention_prefill.c, attention_decode.c and attention_estimate.c. */
+/* Shared by attention_prefill.c, attention_decode.c, attention_auto.c and attention_estimate.c. */
 #ifndef RETRIEVALD_ATTENTION_PRIVATE_H
 #define RETRIEVALD_ATTENTION_PRIVATE_H
 
@@ -78,6 +78,8 @@ struct eng_attn {
     uint32_t task_cols;         /* likewise */
     bool first_slab;
 
+    eng_cost cost;              /* auto's (attention_auto.c) */
+
     /* decode: fixed by setup */
     eng_attention policy;
     uint32_t max_blocks, k_cap, n_ranges, max_span, merge_heads;
@@ -130,6 +132,11 @@ static inline void attn_visible(const eng_attn *a, const eng_span *s, uint32_t *
     *ret_lo = s->lo > a->step.retrieve_lo ? s->lo : a->step.retrieve_lo;
     *ret_hi = s->hi < a->step.retrieve_hi ? s->hi : a->step.retrieve_hi;
 }
+
+/* attention_auto.c: whether codes serve a span of which so many keys are visible, and auto's parts of it: a scan costs less than reading all; a graph less than a scan. */
+bool attn_codes_serve(const eng_attn *a, const eng_span *s, uint32_t visible);
+bool attn_auto_scans(const eng_attn *a, uint32_t visible);
+bool attn_auto_walks(const eng_attn *a, uint32_t visible);
 
 /* attention_estimate.c */
 int attn_estimate_setup(eng_attn *a, const eng_view *view);

@@ -1,6 +1,7 @@
 #include "engine_private.h"
 
 #include "clock.h"
+#include "cost.h"
 #include "key_mean.h"
 #include "memory.h"
 
@@ -262,6 +263,11 @@ void eng_close(eng_engine *e)
     gpu_close(e->gpu);
     free(e->chat_template);
     free(e);
+}
+
+void eng_cost_use(eng_engine *e, const eng_cost *c)
+{
+    eng_attn_use_cost(eng_forward_attention(e->forward), c);
 }
 
 const eng_info *eng_info_get(const eng_engine *e)

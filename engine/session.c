@@ -112,7 +112,7 @@ static int add_segments(eng_session *s)
     int r = fill ? add_segment(s, s->n_cached, fill, &s->filling) : 0;
     if (r == 0)
         r = add_segment(s, s->n_cached + fill, delta, &s->delta);
-    if (r < 0 || fill < ENG_INDEX_MIN_TOKENS || !retrieves(shape) || !(s->e->params.graphs || eng_attn_walks(&s->attention, s->n_prompt + s->room)))
+    if (r < 0 || fill < ENG_INDEX_MIN_TOKENS || !retrieves(shape) || !(s->e->params.graphs || eng_attn_walks(eng_forward_attention(s->e->forward), &s->attention, s->n_prompt + s->room)))
         return r;
     s->sampling.from = s->n_cached;
     s->sampling.stride = (uint32_t)(((uint64_t)n_new * shape->group + SAMPLED_QUERIES - 1) / SAMPLED_QUERIES);

@@ -1,9 +1,12 @@
-/* `bench index`: kinds of index on one head's keys, values and queries from .npy files. */
+/* `bench index`: kinds of index on one head's keys, values and queries from .npy files; with --fit, the constants of auto's cost model on this machine. */
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cmd_common.h"
+#include "cost.h"
 #include "index_bench.h"
 #include "npy.h"
 
@@ -191,8 +194,54 @@ static void print_table(const cfg_settings *s, const eng_attention *budget, cons
     }
 }
 
+/* ---- --fit -------------------------------------------------------------------------------------------------------- */
+
+static void print_line(const char *line)
+{
+    puts(line);
+}
+
+/* The folder that a file is to lie in, and those it lies in itself. */
+static int make_folders(char *path)
+{
+    for (char *p = path + 1; (p = strchr(p, '/')); p++) {
+        *p = 0;
+        int rc = mkdir(path, 0700) < 0 && errno != EEXIST ? srv_fail("%s: %s", path, strerror(errno)) : 0;
+        *p = '/';
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int fit(const cfg_settings *s)
+{
+    char path[PATH_MAX], err[PATH_MAX + 128];
+    bool json = !strcmp(s->output, "jsonl");
+    eng_params p;
+    eng_cost c;
+    const char *cpu;
+    if (srv_cost_path(s, path, sizeof path) < 0)
+        return srv_fail("nowhere to write it: there is no home folder; give one with --state-dir");
+    if (srv_engine_params(s, &p, err, sizeof err) < 0 || eng_cost_fit(p.cpu, json ? NULL : print_line, &c, &cpu, err, sizeof err) < 0)
+        return srv_fail("%s", err);
+    int status = make_folders(path);
+    if (!status && eng_cost_write(path, cpu, &c, err, sizeof err) < 0)
+        status = srv_fail("%s", err);
+    if (!status && json)
+        printf("{\"test\":\"fit\",\"cpu\":\"%s\",\"dense_byte\":%.6g,\"dense_op\":%.6g,\"scan_search\":%.6g,\"scan_head\":%.6g,\"scan_dim\":%.6g,\"scan_op\":%.6g,"
+               "\"hit_dim\":%.6g,\"visit_dim\":%.6g}\n",
+               cpu, c.dense_byte, c.dense_op, c.scan_search, c.scan_head, c.scan_dim, c.scan_op, c.hit_dim, c.visit_dim);
+    else if (!status)
+        printf("written to %s\n", path);
+    int written = srv_finish_output();
+    return status ? status : written;
+}
+
 int srv_cmd_bench_index(const cfg_settings *s)
 {
+    if (s->fit)
+        return fit(s);
     char words[MAX_KINDS][MAX_WORD], err[512] = "";
     const char *kinds[MAX_KINDS];
     eng_bench_result results[MAX_KINDS];

@@ -1,4 +1,5 @@
 #include "cmd_common.h"
+#include "cost.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -149,6 +150,27 @@ int srv_state_dir(const cfg_settings *s, char *ret, size_t size)
     return (size_t)snprintf(ret, size, "%.*s%s", len, dir, below) < size ? 0 : -ENAMETOOLONG;
 }
 
+int srv_cost_path(const cfg_settings *s, char *ret, size_t size)
+{
+    char dir[PATH_MAX];
+    int rc = srv_state_dir(s, dir, sizeof dir);
+    if (rc < 0)
+        return rc;
+    return (size_t)snprintf(ret, size, "%s/cost", dir) < size ? 0 : -ENAMETOOLONG;
+}
+
+int srv_use_cost(const cfg_settings *s, eng_engine *e, char *err, size_t errlen)
+{
+    char path[PATH_MAX];
+    eng_cost cost;
+    if (srv_cost_path(s, path, sizeof path) < 0)
+        return 1;
+    int rc = eng_cost_read(path, eng_info_get(e)->cpu, &cost, err, errlen);
+    if (rc == 0)
+        eng_cost_use(e, &cost);
+    return rc == -ENOENT || rc == -ENOTDIR ? 1 : rc;
+}
+
 int srv_attention(const cfg_settings *s, eng_attention *ret, char *err, size_t errlen)
 {
     eng_attention a = eng_attention_default();
@@ -196,8 +218,11 @@ int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret)
     char err[512] = "unknown reason";
     if (!params->log)
         params->log = log_warning;
-    int rc = eng_open(s->model, params, ret, err, sizeof err);
-    return rc < 0 ? srv_fail("%s: %s", s->model, err) : 0;
+    if (eng_open(s->model, params, ret, err, sizeof err) < 0)
+        return srv_fail("%s: %s", s->model, err);
+    if (srv_use_cost(s, *ret, err, sizeof err) < 0)
+        log_warning(NULL, LOG_WARNING, err);
+    return 0;
 }
 
 int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret)

@@ -20,6 +20,12 @@ int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_
 /* The folder that keeps contexts on disk: --state-dir, or what the environment says. -ENOENT: it says nothing. */
 int srv_state_dir(const cfg_settings *s, char *ret, size_t size);
 
+/* The file of costs in it (cost.h). Errors as above. */
+int srv_cost_path(const cfg_settings *s, char *ret, size_t size);
+
+/* Gives the engine what that file says. 0; 1: there is none; < 0: it cannot be used, with a sentence. */
+int srv_use_cost(const cfg_settings *s, eng_engine *e, char *err, size_t errlen);
+
 /* The template that --chat-template or --chat-template-file gives, NUL-terminated; *ret is NULL when neither is there. free it. */
 int srv_template_given(const cfg_settings *s, char **ret, char *err, size_t errlen);
 

@@ -73,8 +73,12 @@ static int open_model(srv_worker *w)
     int rc = eng_open(app->settings->model, &w->params, &e, app->failure, sizeof(app->failure));
     if (rc == 0)
         rc = set_template(app, e);
-    if (rc == 0)
+    if (rc == 0) {
+        char err[400];
+        if (srv_use_cost(app->settings, e, err, sizeof(err)) < 0)
+            srv_log(LOG_WARNING, "%s", err);
         open_disk(app, e);
+    }
     if (rc < 0) {
         eng_close(e);
         if (!app->failure[0])

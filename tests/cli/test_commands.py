@@ -239,9 +239,9 @@ def test_bench_decode(tool, model, book):
 
 def test_bench_decode_budgets(tool, model, book):
     """Each budget with each mode that retrieves; a flag of one's own goes before the budget's."""
-    args = ["bench", "decode", "-m", model, "-d", 2200, "-n", 2, "-r", 1, "-f", book, "-o", "jsonl", "--attention", "streaming,auto", "--attention-budget", "fast,default,precise"]
+    args = ["bench", "decode", "-m", model, "-d", 2200, "-n", 2, "-r", 1, "-f", book, "-o", "jsonl", "--attention", "streaming,flat", "--attention-budget", "fast,default,precise"]
     rows = lines(tool(*args))
-    assert [(r["attention"], r["budget"]) for r in rows] == [("streaming", "-"), ("auto", "fast"), ("auto", "default"), ("auto", "precise")]
+    assert [(r["attention"], r["budget"]) for r in rows] == [("streaming", "-"), ("flat", "fast"), ("flat", "default"), ("flat", "precise")]
     streaming, fast, default, precise = (r["keys_attended"] for r in rows)
     assert streaming < fast < default < precise
     own = lines(tool(*args, "--attn-beta", 8, "--attn-k-max", 1024))
@@ -250,6 +250,27 @@ def test_bench_decode_budgets(tool, model, book):
     # codes: at least a byte for each of the 64 dimensions of each key, of 30 layers x 3 KV heads, and a retrieved key is read for each of 9 heads
     least = 66355200 + 30081024 + 23040 * 640 + 3 * 23040 * (fast - 800) + 90 * 64 * 1500
     assert least < rows[1]["bytes_per_token"] < 2 * least
+
+
+def test_auto_goes_by_the_costs(tool, model, book, tmp_path):
+    """What is measured is written to the state folder and read from there; what it says decides between reading every key and a scan."""
+    run = lambda: tool("bench", "decode", "-m", model, "-d", 2200, "-n", 2, "-r", 1, "-f", book, "-o", "jsonl", "--attention", "auto", "--state-dir", tmp_path / "state")
+    done = tool("bench", "index", "--fit", "-o", "jsonl", "--state-dir", tmp_path / "state")
+    assert done.returncode == 0, done.stderr
+    fitted = json.loads(done.stdout)
+    file = tmp_path / "state" / "cost"
+    text = file.read_text()
+    assert f"cpu = {fitted['cpu']}" in text.splitlines() and file.stat().st_mode & 0o7777 == 0o600
+    for name in ("dense_byte", "dense_op", "scan_search", "scan_head", "scan_dim", "scan_op", "hit_dim", "visit_dim"):
+        assert f"{name} = {fitted[name]:g}" in text.splitlines()
+    for dense in (True, False):
+        numbers = [re.sub(" = .*", " = 0" if line.startswith("dense") == dense else " = 1", line) if line[0] not in "#c" else line for line in text.splitlines()]
+        file.write_text("\n".join(numbers))
+        (row,) = lines(run())
+        assert (row["keys_attended"] == row["keys_held"]) == dense and (row["n_flat"] == 0) == dense
+    file.write_text(text.replace("hit_dim", "hot_dim"))
+    bad = run()
+    assert bad.returncode == 0 and "measure again" in bad.stderr
 
 
 def test_bench_prefill(tool, model):
@@ -276,8 +297,8 @@ def test_eval_logits(tool, model, book, tmp_path):
     assert graph["n_graph"] > 0 and graph["keys_attended"] < graph["keys_held"]
     assert streaming["retrieved"] == 0 < graph["retrieved"] <= graph["keys_attended"] - streaming["keys_attended"] + 0.2
     assert graph["kl"]["mean"] < streaming["kl"]["mean"]
-    both = lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", 2200, "--attention", "streaming,auto", "--attention-budget", "fast,precise", "-o", "jsonl"))
-    assert [(r["attention"], r["budget"]) for r in both] == [("streaming", "-"), ("auto", "fast"), ("auto", "precise")]
+    both = lines(tool("eval", "logits", "-m", model, "-f", book, "-n", 24, "-c", 2200, "--attention", "streaming,flat", "--attention-budget", "fast,precise", "-o", "jsonl"))
+    assert [(r["attention"], r["budget"]) for r in both] == [("streaming", "-"), ("flat", "fast"), ("flat", "precise")]
     assert both[0]["kl"] == streaming["kl"] and both[0]["perplexity_full"] == streaming["perplexity_full"]  # as alone
     assert both[2]["kl"]["mean"] < both[1]["kl"]["mean"] < streaming["kl"]["mean"] and both[2]["keys_attended"] > both[1]["keys_attended"]
     # several texts, each by itself; 8-bit keys are compared with f16 ones

@@ -446,6 +446,14 @@ static void build_codes(eng_segment *seg)
     seg->n_codes = LAYERS * HEADS; /* layer 0 is not asked for */
 }
 
+/* Makes auto's choice: reading every key costs nothing, or a scan does. */
+static void choose(fixture *f, bool scan)
+{
+    eng_cost c = {0};
+    *(scan ? &c.dense_op : &c.scan_search) = 1;
+    eng_attn_use_cost(f->attn, &c);
+}
+
 /* Where attention with the estimate is exact: with values of a few kinds, which are clusters of one value each, and with any values for a
  * query of zeros, where a cluster's mean is all that matters. Over a short segment and a coded one, cut off where another continuation
  * begins, while the window moves into it; every key counts once, and none beyond the cut. Without codes everything is read. */
@@ -487,6 +495,7 @@ START_TEST(estimate_where_it_is_exact)
         for (int coded = 0; coded < 2; coded++) {
             eng_attention p = policy_of(ENG_ATTN_AUTO, SINK, LOCAL, TOP);
             p.estimate = true;
+            choose(&f, true);
             ck_assert_int_eq(eng_attn_setup(f.attn, &p, &view, N, N), 0);
             if (coded)
                 build_codes(seg); /* becomes ready in the middle of a session */
@@ -515,6 +524,24 @@ START_TEST(estimate_where_it_is_exact)
                 ck_assert_uint_le(c->probed - before.probed, coded ? seg->n * HEADS : 0);
             }
         }
+        /* where it is cheaper, auto reads every key, as `full` does */
+        float full[HEADS * GROUP * DIM];
+        uint32_t n = CUT + 200;
+        const float *q = f.q + (size_t)(n - 1) * HEADS * GROUP * DIM;
+        for (int i = 0; i < 2; i++) {
+            eng_attention p = policy_of(i ? ENG_ATTN_AUTO : ENG_ATTN_FULL, 0, 512, TOP);
+            p.estimate = true;
+            choose(&f, false);
+            ck_assert_int_eq(eng_attn_setup(f.attn, &p, &view, N, N), 0);
+            eng_attn_counts before = *eng_attn_counted(f.attn);
+            delta->n = n - CUT;
+            eng_attn_step(f.attn, &view, n);
+            eng_attn_decode(f.attn, &view, 1, q, i ? out : full);
+            ck_assert_uint_eq(eng_attn_counted(f.attn)->attended - before.attended, n * HEADS * GROUP);
+            ck_assert_uint_eq(eng_attn_counted(f.attn)->n_flat, before.n_flat);
+        }
+        for (int i = 0; i < HEADS * GROUP * DIM; i++)
+            ck_assert_double_eq_tol(out[i], full[i], tolerance);
         eng_view_done(&view);
         eng_segment_unref(delta);
         teardown(&f);

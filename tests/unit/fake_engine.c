@@ -12,6 +12,8 @@
  */
 #include "capture.h"
 #include "context_names.h"
+#include "contexts.h"
+#include "cost.h"
 #include "engine.h"
 #include "index_bench.h"
 
@@ -429,6 +431,42 @@ int eng_session_logits(eng_session *s, const float **ret)
 {
     (void)s;
     (void)ret;
+    return -ENOSYS;
+}
+
+void eng_cost_use(eng_engine *e, const eng_cost *c)
+{
+    (void)e;
+    (void)c;
+}
+
+int eng_cost_read(const char *path, const char *cpu, eng_cost *ret, char *err, size_t errlen)
+{
+    (void)path;
+    (void)cpu;
+    (void)ret;
+    (void)err;
+    (void)errlen;
+    return -ENOENT;
+}
+
+int eng_cost_write(const char *path, const char *cpu, const eng_cost *c, char *err, size_t errlen)
+{
+    (void)path;
+    (void)cpu;
+    (void)c;
+    (void)err;
+    (void)errlen;
+    return -ENOSYS;
+}
+
+int eng_cost_fit(eng_cpu cpu, void (*log)(const char *line), eng_cost *ret, const char **ret_cpu, char *err, size_t errlen)
+{
+    (void)cpu;
+    (void)log;
+    (void)ret;
+    (void)ret_cpu;
+    snprintf(err, errlen, "the fake engine cannot be measured");
     return -ENOSYS;
 }
 

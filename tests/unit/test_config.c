@@ -7,7 +7,7 @@
 #include "config.h"
 #include "support.h"
 
-enum { N_COMMANDS = 6 };
+enum { N_COMMANDS = 12 };
 
 static cfg_settings s;
 static char err[512];
