@@ -411,6 +411,38 @@ START_TEST(branches_stay)
 }
 END_TEST
 
+/* A history that grows from a pinned text, and is merged at rest: the text stays where it is, and each step goes on from all before it. */
+START_TEST(pinned_history)
+{
+    enum { N = 1500, STEPS = 10, STEP = 90, OUT = 8, BIG = 1 << 30 };
+    empty_dir();
+    eng_engine *e = open_disk(BIG, BIG);
+    t_rng r = t_seed(37);
+    int32_t ids[N + STEPS * (STEP + OUT)];
+    uint32_t n = N;
+    random_ids(e, &r, ids, N);
+    answer(e, request(ids, N, ENG_ATTN_AUTO), ids + N, OUT, NULL);
+    ck_assert_int_eq(name_it(e, "book", ids, N, true, 0), 0);
+    rest(e);
+    for (int step = 0; step < STEPS - 1; step++) {
+        random_ids(e, &r, ids + n + OUT, STEP);
+        eng_timings t = answer(e, request(ids, n + OUT + STEP, ENG_ATTN_AUTO), ids + n + OUT + STEP, OUT, NULL);
+        ck_assert_uint_eq(t.cache_n, n + OUT - 1);
+        ck_assert_uint_eq(t.disk_n, 0);
+        n += OUT + STEP;
+        rest(e);
+        ck_assert(named(e, "book").ram_tokens == N && named(e, "book").disk_tokens == N);
+    }
+    eng_close(e);
+    e = open_disk(BIG, BIG);
+    rest(e);
+    ck_assert_uint_eq(named(e, "book").ram_tokens, N);
+    eng_timings t = answer(e, request(ids, n + OUT, ENG_ATTN_AUTO), ids + n + OUT, OUT, NULL);
+    ck_assert_uint_eq(t.cache_n, n + OUT - 1);
+    eng_close(e);
+}
+END_TEST
+
 /* Damages one file, the catalog, or nothing. */
 static void damage(t_rng *r)
 {
@@ -551,6 +583,7 @@ int main(void)
     tcase_add_test(c, branches_stay);
     tcase_add_test(c, merged_graphs);
     tcase_add_test(c, pins);
+    tcase_add_test(c, pinned_history);
     tcase_add_test(c, any_history);
     suite_add_tcase(s, c);
     int status = t_run(s);
