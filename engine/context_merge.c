@@ -159,6 +159,14 @@ static void join_queries(const joining *j)
     }
 }
 
+static void join_squares(const joining *j)
+{
+    size_t n = (size_t)j->to->shape->n_layer * j->to->shape->n_head_kv * j->to->shape->head_dim;
+    for (uint32_t i = 0; i < j->n; i++)
+        for (size_t k = 0; k < n; k++)
+            j->to->query_squares[k] += j->parts[i]->query_squares[k];
+}
+
 /* What the files of the parts are called: they go when the new one is there. */
 static int note_files(const joining *j)
 {
@@ -184,11 +192,13 @@ static int join(eng_engine *e, joining *j)
         memcpy(j->to->ids + (j->parts[i]->start - first->start), j->parts[i]->ids, (size_t)j->parts[i]->n * sizeof *j->to->ids);
     eng_pool_run(e->pool, join_head, j, e->shape.n_layer * e->shape.n_head_kv);
     r = atomic_load(&j->stopped) ? -ECANCELED : note_files(j);
-    if (r < 0)
+    if (r < 0) {
         eng_segment_unref(j->to);
-    else
-        join_queries(j);
-    return r;
+        return r;
+    }
+    join_squares(j);
+    join_queries(j);
+    return 0;
 }
 
 static bool merge(eng_engine *e, eng_segment *last, uint32_t n, const atomic_bool *stop)

@@ -495,7 +495,7 @@ static int queue_segment(eng_store *s, eng_segment *seg, const eng_segment_head 
     pthread_mutex_lock(&s->lock);
     bool known = is_known(s, &head->id);
     pthread_mutex_unlock(&s->lock);
-    if (known)
+    if (known || seg->map) /* what a file gave is not written again: it could fail meanwhile */
         return 0;
     job *j = malloc(sizeof *j);
     if (!j)
@@ -635,6 +635,11 @@ static void give_up(eng_store *s, const eng_segment_id *id, eng_miss why, const 
         j->head.id = *id;
         enqueue(s, j);
     }
+}
+
+void eng_store_failed(eng_store *s, const eng_segment_id *id)
+{
+    give_up(s, id, ENG_MISS_IO, "it shrank, or could not be read, while it was in use");
 }
 
 static eng_miss load_entry(eng_store *s, const eng_mirror_entry *e, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret, char *err,

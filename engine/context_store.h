@@ -68,6 +68,9 @@ void eng_store_sync_names(eng_store *s, bool wait);
 /* What of these tokens prompts would find. */
 void eng_store_residence(eng_store *s, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes);
 
+/* A file failed later, while its mapping was in use. */
+void eng_store_failed(eng_store *s, const eng_segment_id *id);
+
 /* Counts a request. */
 void eng_store_count_hit(eng_store *s);
 void eng_store_count_miss(eng_store *s, eng_miss why);

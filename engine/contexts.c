@@ -159,13 +159,14 @@ static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *paren
     eng_segment_reader reader = {.pool = e->pool, .cancel = cancel, .heartbeat = &e->counters.heartbeat};
     uint64_t worth;
     size_t bytes = eng_store_size(e->disk->store, id, &worth);
-    eng_cache_make_room(e->cache, bytes, eng_worth_claim(worth));
+    reader.map = !eng_cache_make_room(e->cache, bytes, eng_worth_claim(worth)); /* larger than the budget, or than what it may have of it */
     eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just evicted */
     eng_miss why = eng_store_load(e->disk->store, id, &reader, parent, ret);
     if (why)
         return why;
     (*ret)->worth = worth;
-    eng_cache_insert(e->cache, *ret);
+    if (!(*ret)->map)
+        eng_cache_insert(e->cache, *ret);
     if (!eng_segment_coded(*ret))
         eng_index_work_add(e->index_work, *ret); /* if that fails: its keys are read all the same */
     return ENG_MISS_NONE;
@@ -227,6 +228,11 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const 
     if (why && !have)
         eng_store_count_miss(d->store, why);
     return have;
+}
+
+void eng_disk_failed(eng_engine *e, const eng_segment *s)
+{
+    eng_store_failed(e->disk->store, &s->id);
 }
 
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position)

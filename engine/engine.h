@@ -157,7 +157,7 @@ int eng_session_open(eng_engine *e, const eng_request *r, eng_session **ret, cha
 /* Called after each chunk, on the engine thread. */
 typedef void eng_progress_fn(void *ctx, uint32_t n_done, uint32_t n_cached, uint32_t n_prompt);
 
-/* Computes the prompt beyond the kept prefix. 0, -ECANCELED, -ENOMEM. */
+/* Computes the prompt beyond the kept prefix. 0, -ECANCELED, -ENOMEM; -EIO: a kept context's file failed while it was in use. */
 int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx);
 
 typedef struct {
@@ -166,7 +166,7 @@ typedef struct {
     uint32_t n_top; struct { int32_t id; float logprob; } top[20]; /* the n_logprobs most likely */
 } eng_token;
 
-/* Samples the next token (computing the step after the last one first). 0; 1: the context is full; -ECANCELED; -EDOM: all logits are NaN. */
+/* Samples the next token (computing the step after the last one first). 0; 1: the context is full; -ECANCELED; -EIO; -EDOM: all logits are NaN. */
 int eng_session_next(eng_session *s, eng_token *ret);
 
 /* Forces `id` as the next token instead of sampling one (evaluation). As eng_session_next otherwise. */

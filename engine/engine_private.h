@@ -76,6 +76,9 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const 
 /* Merges the small segments at the end of one context (context_merge.c), unless a session runs. 1: it did, there may be more; 0: nothing to do. */
 int eng_merge_turn(eng_engine *e, const atomic_bool *stop);
 
+/* The file of a mapped segment failed under it: it is not used any more. */
+void eng_disk_failed(eng_engine *e, const eng_segment *s);
+
 /* Whether what would have gone on at `position` was evicted. */
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position);
 

@@ -317,6 +317,7 @@ int eng_pool_new(uint32_t n_threads, eng_pool **ret)
     /* Signals are the business of the threads outside. */
     sigset_t all, old;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* of the thread's own doing (mapping.h) */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int rc = 0;
     for (uint32_t i = 1; i < n_threads && !rc; i++) {

@@ -48,13 +48,12 @@ size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap)
     return bytes + (size_t)cap * sizeof(int32_t);
 }
 
-int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t cap, bool exact, eng_segment **ret)
+/* All but keys and values; no segment has 0 tokens. */
+static int new_empty(const eng_kv_shape *shape, uint32_t start, uint32_t cap, bool exact, eng_segment **ret)
 {
-    if (!cap)
-        return -EINVAL;
-    eng_segment *s = calloc(1, sizeof *s);
+    eng_segment *s = cap ? calloc(1, sizeof *s) : NULL;
     if (!s)
-        return -ENOMEM;
+        return cap ? -ENOMEM : -EINVAL;
     s->shape = shape;
     s->refs = 1;
     s->start = start;
@@ -65,13 +64,46 @@ int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t sta
     s->index = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->codes = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->query_squares = calloc((size_t)shape->n_layer * shape->n_head_kv * shape->head_dim, sizeof *s->query_squares);
+    *ret = s;
+    if (s->ids && s->query_squares && s->index && s->codes)
+        return 0;
+    eng_segment_unref(s);
+    return -ENOMEM;
+}
+
+static void set_parent(eng_segment *s, eng_segment *parent)
+{
+    s->parent = parent ? eng_segment_ref(parent) : NULL;
+    s->tenant = parent ? parent->tenant : 0;
+}
+
+int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t cap, bool exact, eng_segment **ret)
+{
+    eng_segment *s;
+    int r = new_empty(shape, start, cap, exact, &s);
+    if (r < 0)
+        return r;
     s->kv = arena_new(s->kv_bytes);
-    if (!s->ids || !s->query_squares || !s->index || !s->codes || !s->kv) {
+    if (!s->kv) {
         eng_segment_unref(s);
         return -ENOMEM;
     }
-    s->parent = parent ? eng_segment_ref(parent) : NULL;
-    s->tenant = parent ? parent->tenant : 0;
+    set_parent(s, parent);
+    *ret = s;
+    return 0;
+}
+
+int eng_segment_new_mapped(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t n, bool exact, eng_mapping *map, eng_segment **ret)
+{
+    eng_segment *s;
+    int r = new_empty(shape, start, n, exact, &s);
+    if (r < 0) {
+        eng_mapping_free(map);
+        return r;
+    }
+    s->map = map;
+    s->kv = eng_mapping_data(map);
+    set_parent(s, parent);
     *ret = s;
     return 0;
 }
@@ -99,7 +131,9 @@ void eng_segment_unref(eng_segment *s)
 {
     while (s && --s->refs == 0) { /* a loop: chains may be long */
         eng_segment *parent = s->parent;
-        if (s->kv)
+        if (s->map)
+            eng_mapping_free(s->map);
+        else if (s->kv)
             munmap(s->kv, s->kv_bytes);
         for (size_t i = 0; i < (size_t)s->shape->n_layer * s->shape->n_head_kv; i++) {
             if (s->index)

@@ -12,6 +12,7 @@
 
 #include "engine.h"
 #include "index.h"
+#include "mapping.h"
 
 typedef struct {
     uint32_t n_layer, n_head_kv, group, head_dim;
@@ -44,6 +45,7 @@ struct eng_segment {
     bool exact;                 /* every row comes from the prefill kernels (design section 4, "What is exact") */
     int32_t *ids;               /* [cap] */
     uint8_t *kv;                /* arena */
+    eng_mapping *map;           /* a file's, which kv lies in; NULL: kv is memory */
     size_t kv_bytes;
     size_t head_bytes;          /* of one (layer, head): K block + V block */
     size_t v_offset;            /* of the V block in it */
@@ -78,6 +80,8 @@ struct eng_segment {
 
 /* Room for `cap` tokens from `start`; takes a reference to parent. The caller holds the one reference to the result. -ENOMEM. */
 int eng_segment_new(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t cap, bool exact, eng_segment **ret);
+/* The same with keys and values in a file, at kv_bytes from a place in it: to be read only. Takes the mapping, also when it fails. */
+int eng_segment_new_mapped(const eng_kv_shape *shape, eng_segment *parent, uint32_t start, uint32_t n, bool exact, eng_mapping *map, eng_segment **ret);
 eng_segment *eng_segment_ref(eng_segment *s);
 void eng_segment_unref(eng_segment *s); /* NULL is fine */
 

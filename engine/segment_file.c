@@ -407,20 +407,34 @@ const eng_segment_head *eng_segment_file_head(const eng_segment_file *f)
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
+static const uint64_t *sums_of(const eng_segment_file *f, uint32_t sec)
+{
+    const uint64_t *sums = f->sums;
+    for (uint32_t i = 0; i < sec; i++)
+        sums += block_count(&f->sections[i]);
+    return sums;
+}
+
+static eng_miss check_sum(const uint8_t *p, size_t bytes, uint64_t sum, uint32_t sec, uint32_t block, char *err, size_t errlen)
+{
+    if (XXH3_64bits(p, bytes) == sum)
+        return ENG_MISS_NONE;
+    return miss(err, errlen, ENG_MISS_CHECKSUM, "the checksum of block %u of section %u is wrong", block, sec);
+}
+
 /* Reads blocks [lo, hi) of a section to where its block lo belongs. */
 static eng_miss read_blocks(const eng_segment_file *f, uint32_t sec, uint32_t lo, uint32_t hi, uint8_t *to, char *err, size_t errlen)
 {
     const section *s = &f->sections[sec];
-    const uint64_t *sums = f->sums;
-    for (uint32_t i = 0; i < sec; i++)
-        sums += block_count(&f->sections[i]);
+    const uint64_t *sums = sums_of(f, sec);
     for (uint32_t b = lo; b < hi; b++, to += BLOCK) {
         size_t bytes = block_bytes(s, b);
         int r = read_at(f->fd, to, bytes, s->offset + (uint64_t)b * BLOCK);
         if (r <= 0)
             return read_failed(r, err, errlen);
-        if (XXH3_64bits(to, bytes) != sums[b])
-            return miss(err, errlen, ENG_MISS_CHECKSUM, "the checksum of block %u of section %u is wrong", b, sec);
+        eng_miss why = check_sum(to, bytes, sums[b], sec, b, err, errlen);
+        if (why)
+            return why;
     }
     return ENG_MISS_NONE;
 }
@@ -478,14 +492,23 @@ typedef struct {
     char err[256];
 } loading;
 
+static eng_miss check_mapped(const loading *l, uint32_t block, const uint8_t *kv, char *err, size_t errlen)
+{
+    eng_miss why = check_sum(kv, block_bytes(&l->f->sections[1], block), sums_of(l->f, 1)[block], 1, block, err, errlen);
+    return eng_mapping_failed(l->seg->map) ? miss(err, errlen, ENG_MISS_IO, "cannot be read") : why;
+}
+
 static eng_miss load_part(loading *l, uint32_t task, uint32_t worker, char *err, size_t errlen)
 {
     if (l->reader->cancel && atomic_load(l->reader->cancel))
         return miss(err, errlen, ENG_MISS_CANCELED, "canceled");
     if (l->reader->heartbeat)
         atomic_fetch_add(l->reader->heartbeat, 1);
+    uint8_t *kv = l->seg->kv + (size_t)task * BLOCK;
+    if (task < l->kv_blocks && l->seg->map)
+        return check_mapped(l, task, kv, err, errlen);
     if (task < l->kv_blocks)
-        return read_blocks(l->f, 1, task, task + 1, l->seg->kv + (size_t)task * BLOCK, err, errlen);
+        return read_blocks(l->f, 1, task, task + 1, kv, err, errlen);
     uint32_t sec = 2 + task - l->kv_blocks, item = l->f->sections[sec].item;
     if (eng_kv_window(l->seg->shape, item / l->seg->shape->n_head_kv))
         return ENG_MISS_NONE; /* with another context length this layer slides */
@@ -551,6 +574,16 @@ static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *r
     return why ? miss(err, errlen, why, "%s", l.err) : ENG_MISS_NONE;
 }
 
+/* Its memory, or the file's. */
+static int new_segment(const eng_segment_file *f, const eng_segment_owner *owner, bool mapped, eng_segment *parent, eng_segment **ret)
+{
+    const eng_segment_head *h = &f->head;
+    eng_mapping *map;
+    if (mapped && eng_mapping_new(f->fd, f->sections[1].offset, f->sections[1].bytes, &map) == 0)
+        return eng_segment_new_mapped(owner->shape, parent, h->start, h->n, h->exact, map, ret);
+    return eng_segment_new(owner->shape, parent, h->start, h->n, h->exact, ret);
+}
+
 eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader,
                                eng_segment *parent, eng_segment **ret, char *err, size_t errlen)
 {
@@ -563,7 +596,7 @@ eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owne
         return why;
     if (memcmp(own, ids, (size_t)f->head.n * sizeof *ids) != 0)
         why = miss(err, errlen, ENG_MISS_TOKENS, "its tokens are others than were listed");
-    else if (eng_segment_new(owner->shape, parent, f->head.start, f->head.n, f->head.exact, &s) < 0)
+    else if (new_segment(f, owner, reader->map, parent, &s) < 0)
         why = miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
     if (!why) {
         memcpy(s->ids, own, (size_t)f->head.n * sizeof *own);

@@ -60,6 +60,7 @@ typedef struct {
     eng_pool *pool;
     const atomic_bool *cancel; /* may be NULL */
     atomic_ullong *heartbeat;  /* rises with every block. May be NULL */
+    bool map;                  /* keys and values stay in the file */
 } eng_segment_reader;
 
 /* Checks that it belongs to owner and has these token ids [n], then reads it as pool work below `parent` (NULL at start 0). The caller holds the one

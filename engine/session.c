@@ -244,6 +244,22 @@ static int setup_attention(eng_session *s)
     return eng_attn_setup(eng_forward_attention(s->e->forward), &s->attention, &s->view, s->n_prompt + s->room, s->delta->cap);
 }
 
+/* A file that failed has given zeros: what was computed since is worth nothing, and nothing of it is kept. */
+static int check_files(eng_session *s)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < s->view.n_spans; i++) {
+        const eng_segment *seg = s->view.spans[i].seg;
+        if (!seg->map || !eng_mapping_failed(seg->map))
+            continue;
+        if (s->keep)
+            eng_disk_failed(s->e, seg);
+        s->keep = false;
+        r = -EIO;
+    }
+    return r;
+}
+
 int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
 {
     eng_engine *e = s->e;
@@ -254,6 +270,8 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
         const int32_t *ids = s->ids + s->n;
         float *logits = s->n + n == s->n_prompt ? s->logits : NULL;
         r = eng_forward_prefill(e->forward, &s->view, ids, s->n, n, s->sampling.seg ? &s->sampling : NULL, s->cancel, logits, NULL);
+        if (r == 0)
+            r = check_files(s);
         if (r == 0) {
             advance(s, ids, s->n + n);
             atomic_fetch_add(&e->counters.prompt_tokens, n);
@@ -335,6 +353,8 @@ static int step(eng_session *s)
     }
     uint64_t start = eng_now_ns();
     int r = eng_forward_decode(e->forward, &s->view, s->pending, s->n, s->cancel, s->logits);
+    if (r == 0)
+        r = check_files(s);
     if (r < 0)
         return r;
     advance(s, &s->pending, s->n + 1);

@@ -213,6 +213,8 @@ static void set_end(srv_job *j, int rc, const char *err)
         srv_fault_bad(&j->fault, NULL, "%s", err[0] ? err : "the engine refused this request");
     else if (rc == -ENOMEM)
         srv_fault_set(&j->fault, 500, "server_error", NULL, "out of memory%s%s", err[0] ? ": " : "", err);
+    else if (rc == -EIO)
+        srv_fault_set(&j->fault, 500, "server_error", NULL, "a kept context's file failed while it was read; it is not used any more, so the same request works now");
     else if (rc == -EDOM)
         srv_fault_set(&j->fault, 500, "server_error", NULL, "the model computes values that are not finite: its weights are damaged");
     else

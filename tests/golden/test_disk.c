@@ -353,6 +353,70 @@ START_TEST(histories_merge)
 }
 END_TEST
 
+static void truncate_files(void)
+{
+    char path[700], sub[300];
+    for (int i = 0; i < 256; i++) {
+        snprintf(sub, sizeof sub, "%s/segments/%02x", dir, i);
+        DIR *d = opendir(sub);
+        for (struct dirent *f; d && (f = readdir(d));) {
+            snprintf(path, sizeof path, "%s/%s", sub, f->d_name);
+            if (f->d_name[0] != '.')
+                ck_assert_int_eq(truncate(path, 4096), 0);
+        }
+        if (d)
+            closedir(d);
+    }
+}
+
+/* A context larger than the RAM budget runs from its file, with the cold answer; a file that shrinks under it costs that request an error, and the next one its
+ * tokens' reading. */
+START_TEST(larger_than_memory)
+{
+    enum { BIG = 1 << 30, N = 3000, OUT = 20 };
+    t_rng r = t_seed(40);
+    eng_engine *cold = open_tiny(0, 2, false);
+    int32_t ids[N], want[OUT], out[OUT];
+    random_ids(cold, &r, ids, N);
+    answer(cold, request(ids, N, ENG_ATTN_FULL), want, OUT, NULL);
+    for (int round = 0; round < 3; round++) { /* the file shrinks: not; before the prefill; while it answers */
+        empty_dir();
+        eng_engine *e = open_disk(BIG, BIG);
+        answer(e, request(ids, N, ENG_ATTN_FULL), out, 1, NULL);
+        rest(e);
+        eng_close(e);
+        e = open_disk(100000, BIG);
+        char err[256];
+        eng_session *s;
+        eng_token token;
+        eng_request q = request(ids, N, ENG_ATTN_FULL);
+        ck_assert_int_eq(eng_session_open(e, &q, &s, err, sizeof err), 0);
+        eng_timings t;
+        if (round == 1)
+            truncate_files();
+        ck_assert_int_eq(eng_session_prefill(s, NULL, NULL), round == 1 ? -EIO : 0);
+        eng_session_timings(s, &t);
+        ck_assert_uint_ge(t.disk_n, N - 1);
+        for (int i = 0; i < OUT && round != 1; i++) {
+            if (round == 2 && i == OUT / 2)
+                truncate_files();
+            ck_assert_int_eq(eng_session_next(s, &token), round == 2 && i >= OUT / 2 ? -EIO : 0);
+            ck_assert(token.id == want[i] || (round == 2 && i >= OUT / 2));
+        }
+        eng_session_close(s);
+        eng_stats st;
+        eng_stats_get(e, &st);
+        ck_assert_uint_le(st.cache_bytes, 100000);
+        ck_assert(round == 0 || stats(e).misses[ENG_MISS_IO] > 0);
+        t = answer(e, request(ids, N, ENG_ATTN_FULL), out, OUT, NULL);
+        ck_assert_int_eq(memcmp(out, want, sizeof out), 0);
+        ck_assert(round == 0 || t.cache_n < N / 2);
+        eng_close(e);
+    }
+    eng_close(cold);
+}
+END_TEST
+
 /* Where there are graphs, a merged segment gets one from the queries of its parts. */
 START_TEST(merged_graphs)
 {
@@ -582,6 +646,7 @@ int main(void)
     tcase_add_test(c, histories_merge);
     tcase_add_test(c, branches_stay);
     tcase_add_test(c, merged_graphs);
+    tcase_add_test(c, larger_than_memory);
     tcase_add_test(c, pins);
     tcase_add_test(c, pinned_history);
     tcase_add_test(c, any_history);

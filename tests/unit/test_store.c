@@ -198,6 +198,43 @@ START_TEST(merged)
 }
 END_TEST
 
+/* Keys and values that stay in the file: the same rows; a file that shrinks under them marks the segment, and ends nothing. */
+START_TEST(mapped)
+{
+    enum { N = 3000 };
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t *ids = malloc(N * sizeof *ids);
+    number_ids(ids, N, 8);
+    eng_segment *s = segment(NULL, 0, ids, N, true), *m[2];
+    save(&t, s);
+    eng_store_flush(t.store);
+    eng_segment_reader reader = {.pool = t.pool, .map = true};
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m[i]), ENG_MISS_NONE);
+        ck_assert(m[i]->map && !eng_mapping_failed(m[i]->map));
+        eng_view v = {0};
+        ck_assert_int_eq(eng_view_add(&v, m[i], 0, N), 0);
+        check_rows(&v, ids, N);
+        eng_view_done(&v);
+    }
+    eng_segment_unref(m[1]);
+    char file[200];
+    t_store_path(&t, &s->id, file, sizeof file);
+    ck_assert_int_eq(truncate(file, 65536), 0);
+    uint32_t sum = 0;
+    for (size_t i = 0; i < m[0]->kv_bytes; i += 64)
+        sum += ((const volatile uint8_t *)m[0]->kv)[i];
+    ck_assert_uint_gt(sum, 0); /* what is left of it */
+    ck_assert(eng_mapping_failed(m[0]->map));
+    ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m[1]), ENG_MISS_SIZE);
+    eng_segment_unref(m[0]);
+    eng_segment_unref(s);
+    free(ids);
+    t_store_done(&t);
+}
+END_TEST
+
 /* Random trees, against the longest match by trying every chain; half of the look-ups after a restart. */
 START_TEST(finds_the_longest_prefix)
 {
@@ -448,6 +485,7 @@ int main(void)
     tcase_add_test(c, survives_a_restart);
     tcase_add_test(c, exact_means_all_of_it);
     tcase_add_test(c, tenants);
+    tcase_add_test(c, mapped);
     tcase_add_test(c, merged);
     tcase_add_test(c, finds_the_longest_prefix);
     tcase_add_test(c, budget);
