@@ -109,11 +109,11 @@ fuzzed() {
 }
 
 if (
-    target='tests/fuzz_model tests/fuzz_index'
+    target='tests/fuzz_model tests/fuzz_index tests/fuzz_segment'
     export CC=clang
     build build-fuzz -Db_sanitize=address,undefined -Dbuildtype=debugoptimized -Db_lundef=false -Dc_args=-fsanitize=fuzzer-no-link
 ); then
-    heading "fuzzing the loader of models and indexes, 60 s"
+    heading "fuzzing the loaders of models, indexes and kept contexts, 60 s each"
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     fuzz fuzz_model tests/fuzz/corpus tests/golden/gguf/hostile -dict=tests/fuzz/gguf.dict -max_len=65536 -malloc_limit_mb=256 &
     models=$!
@@ -121,6 +121,8 @@ if (
     fuzzed fuzz_index $?
     wait $models
     fuzzed fuzz_model $?
+    fuzz fuzz_segment -max_len=1024
+    fuzzed fuzz_segment $?
     unset ASAN_OPTIONS UBSAN_OPTIONS
 else
     broken "the fuzzer's build"
