@@ -1,11 +1,14 @@
-"""What a server costs: its start, its memory, the first token of a long context that it has read before."""
+"""What a server costs: its start, its memory, the first token of a long context that it, or the one before it, has read."""
 
 import contextlib
 import http.client
 import json
+import os
+import pathlib
 import re
 import socket
 import subprocess
+import tempfile
 import time
 
 
@@ -85,25 +88,90 @@ def rest(port):
         time.sleep(0.05)
 
 
+def streamed(port, body):
+    """Milliseconds to the first token of a streamed answer; of these, for the prompt; of a decode step."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=1200)
+    start, first, timings = time.monotonic(), None, None
+    c.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    for line in c.getresponse():
+        if line.startswith(b"data: {"):
+            first = first or 1000 * (time.monotonic() - start)
+            timings = json.loads(line[6:]).get("timings") or timings
+    step = timings["predicted_ms"] / max(1, timings["predicted_n"] - 1)
+    return {"first_ms": first, "prompt_ms": timings["prompt_ms"], "step_ms": step, "timings": timings}
+
+
 def first_token(command, ids, n_new):
-    """Milliseconds: from a request whose prompt is known but for the last n_new tokens to its first token; of these, for the prompt; of a decode step."""
+    """A request whose prompt is known but for the last n_new tokens: as streamed()."""
     with running([*command, "-c", str(len(ids) + 64)]) as (port, _, _):
-        body = {"prompt": ids[:-n_new], "max_tokens": 1, "temperature": 0}
-        ask(port, "/v1/completions", body)
+        ask(port, "/v1/completions", {"prompt": ids[:-n_new], "max_tokens": 1, "temperature": 0})
         rest(port)
-        body = json.dumps({"prompt": ids, "max_tokens": 24, "temperature": 0, "stream": True, "ignore_eos": True})
-        c = http.client.HTTPConnection("127.0.0.1", port, timeout=1200)
-        start = time.monotonic()
-        c.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        answer, first, timings = c.getresponse(), None, None
-        for line in answer:
-            if line.startswith(b"data: {") and first is None:
-                first = 1000 * (time.monotonic() - start)
-            if line.startswith(b"data: {"):
-                timings = json.loads(line[6:]).get("timings") or timings
-    if timings["cache_n"] < len(ids) - n_new - 1:
-        raise RuntimeError(f"only {timings['cache_n']} of {len(ids) - n_new} tokens came from the kept context")
-    return {"first_ms": first, "prompt_ms": timings["prompt_ms"], "step_ms": timings["predicted_ms"] / max(1, timings["predicted_n"] - 1)}
+        r = streamed(port, {"prompt": ids, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
+    if r["timings"]["cache_n"] < len(ids) - n_new - 1:
+        raise RuntimeError(f"only {r['timings']['cache_n']} of {len(ids) - n_new} tokens came from the kept context")
+    return r
+
+
+def saved(port):
+    """Waits until nothing is on its way to disk."""
+    rest(port)
+    while ask(port, "/props")["cache"]["disk"]["saving"] or not ask(port, "/props")["cache"]["disk"]["segments"]:
+        time.sleep(0.05)
+
+
+def disk_metrics(port):
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    c.request("GET", "/metrics")
+    found = re.findall(r"^retrievald_disk_(loaded_bytes|load_seconds)_total (\S+)", c.getresponse().read().decode(), re.M)
+    return {k: float(v) for k, v in found}
+
+
+def forget_pages(files):
+    """What the system keeps in memory of them."""
+    for f in files:
+        fd = os.open(f, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def read_seconds(files):
+    """Of the files, in pieces of a MiB, one after the other."""
+    start = time.monotonic()
+    for f in files:
+        fd = os.open(f, os.O_RDONLY)
+        while os.read(fd, 1 << 20):
+            pass
+        os.close(fd)
+    return time.monotonic() - start
+
+
+def restarted(command, ids, n_new):
+    """A context that another daemon left on disk. Warm, its files in the page cache: milliseconds to the first token of a prompt that goes on from it by n_new tokens,
+    of these for the prompt and for reading, of a decode step. Cold: seconds to read it, and of a plain reading of the files' bytes."""
+    body = {"prompt": ids, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    with tempfile.TemporaryDirectory(prefix="retrievald-bench-") as state:
+        command = [*command, "-c", str(len(ids) + 64), "--state-dir", state]
+        with running(command) as (port, _, _):
+            ask(port, "/v1/completions", {"prompt": ids[:-n_new], "max_tokens": 1, "temperature": 0})
+            saved(port)
+        files = [p for p in pathlib.Path(state).rglob("*.seg")]
+        read_seconds(files)
+        with running(command) as (port, _, _):
+            ask(port, "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2})  # the weights are in memory
+            r = streamed(port, body)
+            if r["timings"]["disk_n"] < len(ids) - n_new - 1:
+                raise RuntimeError(f"only {r['timings']['disk_n']} of {len(ids) - n_new} tokens came from disk")
+            warm = disk_metrics(port)
+        read_seconds(files)
+        with running(command) as (port, _, _):
+            forget_pages(files)
+            plain = read_seconds(files)
+            forget_pages(files)
+            ask(port, "/v1/completions", {**body, "max_tokens": 1})
+            cold = disk_metrics(port)
+    return {"first_ms": r["first_ms"], "prompt_ms": r["prompt_ms"], "step_ms": r["step_ms"], "warm_read_ms": 1000 * warm["load_seconds"], "bytes": cold["loaded_bytes"],
+            "cold_s": cold["load_seconds"], "plain_s": plain}  # fmt: skip
 
 
 def resident(process):
