@@ -505,6 +505,16 @@ static void keep_seeds(eng_attn *a, uint32_t head, attn_hits **hits)
         to[n] = UINT32_MAX;
 }
 
+/* Asks for the values of a range's hits, which lie anywhere in memory; all else that a merge does comes before they are needed. */
+static void fetch_values(const eng_attn *a, uint32_t head_kv, uint32_t range, const attn_hits *hits)
+{
+    const uint8_t *values = eng_segment_v(a->view->spans[a->ranges[range].span].seg, a->layer, head_kv, 0);
+    size_t row = a->shape->row_v;
+    for (uint32_t j = 0; j < hits->n; j++)
+        for (size_t byte = 0; byte < row; byte += 64)
+            __builtin_prefetch(values + hits->ids[j] * row + byte, 0, 2);
+}
+
 /* The budget of a head, and the weights of what it leaves: the hits' scores become weights, in units of exp(part->m), and what is estimated is taken off
  * them. hits: [range] of the head. Returns how many hits there are. */
 static uint32_t weigh_hits(eng_attn *a, attn_worker *w, uint32_t head, attn_hits **hits, eng_partial *part)
@@ -517,6 +527,7 @@ static uint32_t weigh_hits(eng_attn *a, attn_worker *w, uint32_t head, attn_hits
     if (n && a->policy.mode != ENG_ATTN_FLAT && !a->estimates)
         keep_seeds(a, head, hits);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
+        fetch_values(a, head / group, i, hits[i]);
         float m = k->max(hits[i]->scores, hits[i]->n);
         if (a->estimates && a->searched[first + i] == ATTN_CODES && a->m_ref[(size_t)(first + i) * group + g] > m)
             m = a->m_ref[(size_t)(first + i) * group + g];

@@ -215,6 +215,8 @@ static float share_score(const idx_scan_state *c, uint32_t h, float floor)
     return c->m[h] + logf(total * small_share);
 }
 
+enum { ROWS_AHEAD = 16 }; /* hits whose rows are asked for */
+
 /* Turns the candidates of head h into hits: what the budget asks for. */
 static void rerank(const idx_scan_state *c, const idx_rows *keys, uint32_t h, uint32_t top_k, float beta)
 {
@@ -248,6 +250,8 @@ static void rerank(const idx_scan_state *c, const idx_rows *keys, uint32_t h, ui
         compact(&x, least, quota);
     }
     for (uint32_t i = 0; i < x.n; i++) {
+        if (i + ROWS_AHEAD < x.n)
+            __builtin_prefetch(&ix->code.ids[x.ids[i + ROWS_AHEAD]]);
         x.clusters[i] = cluster_of(ix, x.ids[i]);
         x.ids[i] = row_of(ix, x.ids[i], &lo, &hi);
     }
