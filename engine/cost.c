@@ -24,7 +24,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 eng_cost eng_cost_default(void)
 {
-    return (eng_cost){.dense_byte = 0.0087, .dense_op = 0.0218, .scan_search = 7400, .scan_head = 260, .scan_dim = 0.0026, .scan_op = 0.0139, .hit_dim = 0.151, .visit_dim = 1.34};
+    return (eng_cost){.dense_byte = 0.0091, .dense_op = 0.0222, .scan_search = 5400, .scan_head = 460, .scan_dim = 0.0136, .scan_op = 0.0087, .hit_dim = 0.227, .visit_dim = 1.33};
 }
 
 double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)
