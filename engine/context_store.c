@@ -180,14 +180,14 @@ static int make_room(eng_store *s, uint64_t bytes, const eng_segment_id *parent,
     return r == 0 && (space < bytes || space - bytes < s->p.disk.keep_free) ? -ENOSPC : r;
 }
 
-/* The last entry of a name's that holds no other tokens than its own. With the lock held. */
-static eng_mirror_entry *last_within(eng_store *s, const eng_prefix *p)
+/* The last entry of a name's, which merging may have joined with what goes on from there. With the lock held. */
+static eng_mirror_entry *last_of(eng_store *s, const eng_prefix *p)
 {
     eng_mirror_entry *last = NULL;
     eng_mirror_trace(&s->mirror, p);
     for (uint32_t i = 0; i < s->mirror.n; i++) {
         eng_mirror_entry *e = s->mirror.entries[i];
-        if (!e->unusable && e->match == (int64_t)e->head.start + e->head.n && (!last || e->match > last->match))
+        if (!e->unusable && e->match >= 0 && (!last || e->match > last->match))
             last = e;
     }
     return last;
@@ -203,7 +203,7 @@ static void drop_name(void *ctx, const eng_prefix *p)
         eng_segment_id id;
         pthread_mutex_lock(&s->lock);
         mark_named(s);
-        eng_mirror_entry *e = last_within(s, p);
+        eng_mirror_entry *e = last_of(s, p);
         end = end < 0 && e ? e->match : end;
         bool goes = e && (e->match == end || !e->children) && eng_mirror_condemn(&s->mirror, e);
         if (goes)

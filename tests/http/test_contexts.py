@@ -159,6 +159,7 @@ def test_named_text_after_a_restart(kept, end, tmp_path):
     raw = {"prompt": "In which room is item 11?", "context": "shelves", "max_tokens": 4, "temperature": 0}
     got = daemon.post("/v1/completions", raw).json()
     assert got["timings"]["cache_n"] == tokens
+    until(lambda: resting(daemon), 300)
     assert requests.delete(daemon.base + "/v1/contexts/shelves").status_code == 200
     assert not list((tmp_path / "state").rglob("*.seg"))  # it was all there was
     daemon.stop()
