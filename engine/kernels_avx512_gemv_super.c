@@ -123,7 +123,9 @@ INLINE void load_codes64(const eng_type t, const char *block, const int k, __m51
     const eng_q6_k *b6 = (const void *)block;
     const eng_iq4_xs *bx = (const void *)block;
     const uint8_t *q = t == ENG_Q4_K ? b4->q : t == ENG_Q5_K ? b5->q : t == ENG_Q6_K ? b6->q : bx->q;
-    __m512i v = in_quarters(t) ? _mm512_shuffle_i32x4(load64(q), load64(q + 64), k ? 0xdd : 0x88) : load64(q + 32 * k);
+    __m512i v = !in_quarters(t) ? load64(q + 32 * k)
+                : k             ? _mm512_shuffle_i32x4(load64(q), load64(q + 64), 0xdd)
+                                : _mm512_shuffle_i32x4(load64(q), load64(q + 64), 0x88);
     out[0] = _mm512_and_si512(v, nibble);
     if (t == ENG_Q4_K) {
         out[1] = _mm512_andnot_si512(nibble, v);
