@@ -38,6 +38,9 @@ struct eng_linear {
 };
 
 enum output { STORE, ADD, GATE };
+/* Longest row of a model whose prefill may be in 8 bits. In a smaller one (SmolLM2-135M: 1,536) their rounding shows in answers, and little is gained. */
+enum { MIN_Q8 = 2048 };
+
 /* What the products of prefill take as input: floats, bf16, or blocks of 32 in 8 bits. */
 enum form { FLOATS, BF16, Q8 };
 
@@ -239,7 +242,7 @@ static uint32_t slice_width(uint32_t cols)
 /* The form of the input that n weights read: 8 bits where all of them are multiplied so. The bf16 kernels take pairs. */
 static enum form form_of(const eng_linear *l, const eng_weight *const *w, uint32_t n)
 {
-    bool q8 = !l->f32;
+    bool q8 = !l->f32 && l->max_cols >= MIN_Q8;
     for (uint32_t i = 0; i < n; i++)
         q8 &= l->k->prefill_q8[w[i]->type];
     return q8 ? Q8 : l->k->gemm_bf16 && !l->f32 && w[0]->cols % 2 == 0 ? BF16 : FLOATS;
