@@ -98,7 +98,7 @@ void attn_decode_free(eng_attn *a)
 static int plan_ranges(eng_attn *a, const eng_view *view)
 {
     uint32_t n_sealed = view->n_spans - 1, total = view->spans[n_sealed].lo;
-    uint32_t size = total / (2 * a->n_workers);
+    uint32_t size = (uint32_t)((uint64_t)total * a->shape->n_head_kv / (2 * a->n_workers)); /* each range finds hits that others make needless */
     if (size < RANGE_MIN)
         size = RANGE_MIN;
     size_t cap = (size_t)total / size + n_sealed + 1;

@@ -1,8 +1,8 @@
 /* Codes: every key in a byte a dimension, in the order of value clusters.
  *
  * Scores need no more of a key than this to find the best ones, if the mean key is taken off first: keys share a large offset that moves
- * every score alike and would eat the byte's range, and if dimensions are weighed: a score's error is that of the key's byte times the query, and that of the
- * query's byte times the key, so each dimension has a unit, the root of the keys' deviation by the queries' size, in which both have about one size. Besides, a scan that sees every score knows every key's softmax weight; only reading
+ * every score alike and would eat the byte's range, and if dimensions are weighed: a score's error is that of the key's byte times the query, so each
+ * dimension has a unit, the root of the keys' deviation by the queries' size, in which both have about one size. Besides, a scan that sees every score knows every key's softmax weight; only reading
  * all values would be dear. So the values are quantised, as vectors: k-means over the values of a run of about 8,192 rows, a centroid
  * per 32. What isn't retrieved counts with its own weight and its cluster's mean value (codes_scan.c). Codes lie in cluster order, so that
  * a cluster's weight is a sum over neighbours.
@@ -33,7 +33,6 @@ struct idx_codes_build {
     float *query_power; /* [dim]; NULL: not known */
     uint32_t n_finite;
     double noise; /* sum of squared errors of a dimension */
-    double length; /* sum of squared lengths */
     float *mean, *unit, *inverse_unit; /* [dim_pad] */
 
     /* the run at hand: rows [lo, hi) */
@@ -445,12 +444,6 @@ float idx_codes_encode(const idx_builder *b, float *v, uint32_t quads, uint8_t *
     return scale;
 }
 
-static float finite_root(double x)
-{
-    float root = (float)sqrt(x);
-    return root < INFINITY ? root : 0x1p115f;
-}
-
 /* at: next block. */
 bool idx_codes_emit(idx_builder *b)
 {
@@ -485,18 +478,13 @@ bool idx_codes_emit(idx_builder *b)
                 v[j] -= s->mean[j];
             float scale = idx_codes_encode(b, v, ix->code.quads, to + i * 4);
             scales[block * IDX_BLOCK + i] = scale;
-            if (scale == scale) {
-                s->noise += (double)scale * (double)scale / 12; /* rounding is uniform in +-1/2 */
-                s->length += (double)idx_dot(v, v, b->dim_pad);
-            }
+            s->noise += scale == scale ? (double)scale * (double)scale / 12 : 0; /* rounding is uniform in +-1/2 */
         }
     }
     b->at = end;
     if (end < ix->code.n_blocks)
         return false;
-    idx_header *h = (idx_header *)(void *)ix->arena;
-    h->noise = finite_root(s->noise / n);
-    h->length = finite_root(s->length / n);
+    ((idx_header *)(void *)ix->arena)->noise = (float)sqrt(s->noise / n);
     return true;
 }
 

@@ -61,7 +61,7 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
     uint32_t dim_pad = idx_dim_pad(ix->header->dim);
     for (uint32_t h = 0; h < q->group; h++) {
         const float *v = s->q + (size_t)h * dim_pad;
-        int8_t *code = s->code_q + (size_t)h * 3 * dim_pad, *hi = code + dim_pad, *lo = hi + dim_pad;
+        int8_t *hi = s->code_q + (size_t)h * 2 * dim_pad, *lo = hi + dim_pad;
         float most = 0, size = 0, offset = 0, norm = 0;
         int32_t sum = 0;
         for (uint32_t j = 0; j < dim_pad; j++) {
@@ -71,19 +71,16 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
             norm += x * x;
             offset += v[j] * ix->code.mean[j];
         }
-        float unit = most / 127, inverse = unit > 0 ? 1 / unit : 0;
+        float unit = most / 4063, inverse = unit > 0 ? 1 / unit : 0;
         if (!(size < INFINITY) || !(inverse < INFINITY))
             unit = inverse = 0; /* an infinite or NaN query has a NaN or infinite offset */
         for (uint32_t j = 0; j < dim_pad; j++) {
-            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * ix->code.unit[j] * inverse) : 0, top = (x + 8 + 16 * 16) / 16 - 16;
-            code[j] = (int8_t)x;
+            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * ix->code.unit[j] * inverse) : 0, top = (x + 32 + 64 * 64) / 64 - 64;
             hi[j] = (int8_t)top;
-            lo[j] = (int8_t)(x - 16 * top);
+            lo[j] = (int8_t)(x - 64 * top);
             sum += x;
         }
-        float key_error = ix->header->noise * ix->header->noise * norm, query_error = unit * unit / 12 * ix->header->length * ix->header->length;
-        s->code_query[h] = (idx_code_query){code, hi, lo, -128 * sum, unit * q->scale, offset * q->scale,
-                                            edge_errors * sqrtf(key_error + query_error) * fabsf(q->scale)};
+        s->code_query[h] = (idx_code_query){hi, lo, -128 * sum, unit * q->scale, offset * q->scale, edge_errors * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
     }
 }
 

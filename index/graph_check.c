@@ -74,16 +74,16 @@ static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t 
         return idx_bad(err, errlen, "damaged index header");
     if (h->kind != IDX_GRAPH) {
         size_t at[IDX_CODE_PARTS], need = idx_codes_layout((idx_kind)h->kind, h->n, h->dim, h->n_clusters, at);
-        if (!(h->noise >= 0 && h->noise < INFINITY && h->length >= 0 && h->length < INFINITY))
+        if (!(h->noise >= 0 && h->noise < INFINITY))
             return idx_bad(err, errlen, "damaged index header");
-        if (h->max_degree || h->spare || h->n_links || h->reserved)
+        if (h->max_degree || h->spare || h->n_links || memcmp(h->reserved, zero, sizeof zero) != 0)
             return idx_bad(err, errlen, "damaged index header");
         if (!need || h->bytes != need || bytes != need)
             return idx_bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, need);
         return 0;
     }
     if (memcmp(&h->noise, zero, sizeof h->noise) != 0 || !h->max_degree || h->max_degree > IDX_MAX_DEGREE ||
-        memcmp(&h->length, zero, sizeof h->length) != 0 || h->reserved)
+        memcmp(h->reserved, zero, sizeof zero) != 0)
         return idx_bad(err, errlen, "damaged index header");
     if (!h->spare || h->spare > IDX_MAX_SPARE)
         return idx_bad(err, errlen, "search width out of bounds");

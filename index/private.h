@@ -35,8 +35,7 @@ typedef struct {
     uint64_t n_links, bytes;
     float noise;          /* codes: rms rounding error of a key's dimension, in its unit; else 0 */
     float margin;         /* lists: how far a cluster is searched (lists_search.c); else 0 */
-    float length;         /* codes: rms length of a key less the mean, its dimensions in their units; else 0 */
-    uint32_t reserved;    /* zero */
+    uint32_t reserved[2]; /* zero */
 } idx_header;
 
 struct idx_index {
@@ -151,7 +150,7 @@ struct idx_scratch {
     idx_aim *aims; /* [max_group] */
 
     /* codes */
-    int8_t *code_q;             /* [max_group][3][dim_pad]: x, hi, lo of idx_code_query */
+    int8_t *code_q;             /* [max_group][2][dim_pad] */
     idx_code_query *code_query; /* [max_group] */
     float *weigh;               /* [max_group][IDX_TILE], and 16 more */
     float **weigh_to;           /* [max_group] */
