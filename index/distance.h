@@ -22,7 +22,7 @@ static inline uint32_t idx_dim_pad(uint32_t dim)
 }
 
 /* ---- codes (codes_build.c) ----
- * A key less the mean key is scale * (u - 128), u a byte a dimension. Slots lie in blocks of 16, interleaved by fours so that a vector
+ * A key less the mean key, in its dimensions' units, is scale * (u - 128), u a byte a dimension. Slots lie in blocks of 16, interleaved by fours so that a vector
  * holds four dimensions of 16 slots: codes[block][quad][16][4]. A query is a pair of bytes a dimension, 64 hi + lo, |hi| <= 63 and
  * -32 <= lo <= 31: small enough that no 16-bit sum of two products saturates, and twelve bits, so that only the key's rounding matters. The dots are exact
  * integers. */
