@@ -1,0 +1,162 @@
+/* What is found on disk, and read, by the engine thread. */
+#include "context_store_private.h"
+
+#include "clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <syslog.h>
+
+enum { WORTH = 8 }; /* a file is read for a part of it when that is at least 1/WORTH: even a slow disk reads 8 times as fast as a prefill computes */
+
+/* ---- finding ----------------------------------------------------------------------------------------------------- */
+
+/* The end of what is worth reading of e and those before it, which agree with a prompt up to `match`; *io_e becomes the last one. */
+static uint32_t worth_reading(eng_mirror_entry **io_e, uint32_t match)
+{
+    while (*io_e && (uint64_t)(match - (*io_e)->head.start) * WORTH < (*io_e)->head.n) {
+        match = (*io_e)->head.start;
+        *io_e = (*io_e)->parent;
+    }
+    return *io_e ? match : 0;
+}
+
+static eng_miss copy_links(const eng_mirror_entry *last, eng_store_chain *ret)
+{
+    uint32_t n = 0;
+    for (const eng_mirror_entry *e = last; e; e = e->parent)
+        n++;
+    ret->links = malloc(n * sizeof *ret->links);
+    if (!ret->links)
+        return ENG_MISS_MEMORY;
+    ret->n = n;
+    for (const eng_mirror_entry *e = last; e; e = e->parent)
+        ret->links[--n] = (eng_store_link){e->head.id, e->head.start};
+    return ENG_MISS_NONE;
+}
+
+eng_miss eng_store_find(eng_store *s, const eng_prefix *p, uint32_t have, eng_store_chain *ret, eng_prefix_stop *ret_stop)
+{
+    eng_miss why = ENG_MISS_ABSENT;
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_entry *e = eng_mirror_find(&s->mirror, p, ret_stop);
+    if (e && e->match >= (int64_t)have + ENG_CACHE_MIN_PREFIX) {
+        uint32_t length = worth_reading(&e, (uint32_t)e->match);
+        why = ENG_MISS_SHORT;
+        if (length >= have + ENG_CACHE_MIN_PREFIX) {
+            ret->length = length;
+            why = copy_links(e, ret);
+        }
+        if (why)
+            ret_stop->why = why;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return why;
+}
+
+bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position)
+{
+    pthread_mutex_lock(&s->lock);
+    bool evicted = eng_evicted_has(&s->mirror.evicted, p, position);
+    pthread_mutex_unlock(&s->lock);
+    return evicted;
+}
+
+size_t eng_store_size(eng_store *s, const eng_segment_id *id, uint64_t *ret_worth)
+{
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
+    size_t bytes = e ? (size_t)e->head.bytes : 0; /* keys, values, ids and codes, as in memory */
+    *ret_worth = e ? e->worth : 0;
+    pthread_mutex_unlock(&s->lock);
+    return bytes;
+}
+
+void eng_store_residence(eng_store *s, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes)
+{
+    *ret_tokens = 0;
+    *ret_bytes = 0;
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_trace(&s->mirror, p);
+    for (uint32_t i = 0; i < s->mirror.n; i++) {
+        const eng_mirror_entry *e = s->mirror.entries[i];
+        if (e->match < 0 || !e->ours || e->unusable)
+            continue;
+        *ret_tokens = e->match > *ret_tokens ? (uint32_t)e->match : *ret_tokens;
+        *ret_bytes += e->head.bytes;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- reading ------------------------------------------------------------------------------------------------------- */
+
+/* A file that turned out not to be what the catalog says. */
+static void give_up(eng_store *s, const eng_segment_id *id, eng_miss why, const char *err)
+{
+    eng_store_job *j = NULL;
+    bool keep = why == ENG_MISS_MEMORY || why == ENG_MISS_CANCELED;
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
+    if (e && !keep)
+        e->unusable = true;
+    s->stats.misses[why]++;
+    pthread_mutex_unlock(&s->lock);
+    if (keep)
+        return;
+    eng_store_log(s, LOG_WARNING, "a kept context on disk cannot be used (%s): %s", eng_miss_name(why), err);
+    if (why != ENG_MISS_IO && (j = calloc(1, sizeof *j))) {
+        j->head.id = *id;
+        eng_store_enqueue(s, j);
+    }
+}
+
+void eng_store_failed(eng_store *s, const eng_segment_id *id)
+{
+    give_up(s, id, ENG_MISS_IO, "it shrank, or could not be read, while it was in use");
+}
+
+static eng_miss load_entry(eng_store *s, const eng_mirror_entry *e, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret, char *err,
+                           size_t errlen)
+{
+    eng_segment_file *f;
+    eng_miss why = eng_folder_file(&s->folder, &e->head.id, &f, err, errlen);
+    if (why)
+        return why;
+    const eng_segment_head *h = eng_segment_file_head(f);
+    if (!eng_segment_id_equal(&h->id, &e->head.id) || !eng_segment_id_equal(&h->parent, &e->head.parent) || h->tenant != e->head.tenant || h->start != e->head.start ||
+        h->n != e->head.n || h->exact != e->head.exact) {
+        snprintf(err, errlen, "it is another segment's");
+        why = ENG_MISS_TOKENS;
+    }
+    if (!why)
+        why = eng_segment_file_load(f, &s->p.owner, e->ids, reader, parent, ret, err, errlen);
+    eng_segment_file_close(f);
+    return why;
+}
+
+eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret)
+{
+    char err[256] = "";
+    uint64_t begin = eng_now_ns();
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
+    if (e && e->unusable)
+        e = NULL;
+    if (e)
+        e->pins++;
+    pthread_mutex_unlock(&s->lock);
+    if (!e)
+        return ENG_MISS_GONE; /* evicted a moment ago */
+    eng_miss why = load_entry(s, e, reader, parent, ret, err, sizeof err);
+    pthread_mutex_lock(&s->lock);
+    e->pins--;
+    if (!why) {
+        s->stats.loads++;
+        s->stats.loaded_bytes += e->head.bytes;
+        s->stats.load_seconds += (double)(eng_now_ns() - begin) * 1e-9;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (why)
+        give_up(s, id, why, err);
+    return why;
+}
