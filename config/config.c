@@ -147,6 +147,8 @@ static int bad_choice(loader *l, const cfg_row *r, const char *where, const char
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", n ? ", " : "", r->choices[n]);
     snprintf(word, sizeof word, "%.*s", (int)(len < MAX_NAME ? len : MAX_NAME), text);
     const char *near = cfg_nearest(word, r->choices, n);
+    if (r->type == CFG_T_COUNT)
+        snprintf(all + strlen(all), sizeof all - strlen(all), " or a whole number from %.10g to %.10g", r->lo, r->hi);
     return fail(l, -EINVAL, "%s: '%s' is not one of %s%s%s%s", where, word, all, near ? " (did you mean '" : "", near ? near : "",
                 near ? "'?)" : "");
 }
@@ -166,6 +168,12 @@ static int check_text(loader *l, const cfg_row *r, const char *where, const char
         return fail(l, -EINVAL, "%s: must not be empty", where);
     if (r->type == CFG_T_CHOICE)
         return is_choice(r, text, strlen(text)) ? 0 : bad_choice(l, r, where, text, strlen(text));
+    if (r->type == CFG_T_COUNT && !is_choice(r, text, strlen(text))) {
+        int64_t v;
+        return parse_whole(text, strlen(text), &v) && (double)v >= r->lo && (double)v <= r->hi ? 0 : bad_choice(l, r, where, text, strlen(text));
+    }
+    if (r->type == CFG_T_COUNT)
+        return 0;
     if (r->type == CFG_T_TEXTS && strchr(text, '\n'))
         return fail(l, -EINVAL, "%s: must not hold a line break", where);
     if (r->type == CFG_T_TEXT || r->type == CFG_T_TEXTS)
@@ -465,6 +473,7 @@ void cfg_free(cfg_settings *s)
         case CFG_T_TEXT:
         case CFG_T_CHOICE:
         case CFG_T_CHOICES:
+        case CFG_T_COUNT:
         case CFG_T_NUMBERS: {
             char **field = (char **)((char *)s + cfg_table[i].field);
             free(*field);

@@ -18,6 +18,7 @@ typedef struct {
     uint32_t ctx_size;        /* -c, --ctx-size; 0: from the model */
     uint32_t threads;         /* -t, --threads; 0: physical cores */
     uint32_t ubatch_size;     /* -ub, --ubatch-size: prefill chunk */
+    char *gpu_layers;         /* -ngl, --n-gpu-layers: auto, all or a whole number */
     char *cpu;                /* --cpu auto|scalar|avx2|avx512|amx */
     char *chat_template, *chat_template_file; /* instead of the model's; at most one */
     char *cache_type_k, *cache_type_v; /* -ctk, -ctv: f32|f16|bf16|q8_0 */

@@ -31,6 +31,8 @@ static void describe(const cfg_row *r, char *out, size_t size)
     if (r->choices) {
         for (size_t i = 0; r->choices[i] && n < size; i++)
             n += (size_t)snprintf(out + n, size - n, "%s%s", i ? "|" : " (", r->choices[i]);
+        if (r->type == CFG_T_COUNT && n < size)
+            n += (size_t)snprintf(out + n, size - n, "|%.10g to %.10g", r->lo, r->hi);
     } else if (r->lo < r->hi && n < size) {
         n += (size_t)snprintf(out + n, size - n, " (%.10g to %.10g", r->lo, r->hi);
     } else {

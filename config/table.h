@@ -13,6 +13,7 @@ typedef enum {
     CFG_T_TEXTS,   /* char *; each time the flag is given adds a line */
     CFG_T_CHOICE,  /* char *, one of `choices` */
     CFG_T_CHOICES, /* char *, some of `choices`, separated by commas */
+    CFG_T_COUNT,   /* char *, one of `choices` or a whole number in [lo, hi] */
     CFG_T_NUMBERS, /* char *, whole numbers in [lo, hi], separated by commas */
     CFG_T_SWITCH,  /* bool, takes no value */
     CFG_T_CONFIG,  /* --config itself: no field */

@@ -105,6 +105,12 @@ START_TEST(flags)
     ck_assert_uint_eq(s.repeat, 5);
     ck_assert_str_eq(s.output, "jsonl");
 
+    ck_assert_str_eq(s.gpu_layers, "auto");
+    ck_assert_int_eq(load(CFG_RUN, "-ngl|all"), 0);
+    ck_assert_str_eq(s.gpu_layers, "all");
+    ck_assert_int_eq(load(CFG_EVAL, "--n-gpu-layers=65535"), 0);
+    ck_assert_str_eq(s.gpu_layers, "65535");
+
     ck_assert_int_eq(load(CFG_RUN, "-m|x|-p|-what is this?|-f|doc.txt"), 0);
     ck_assert_str_eq(s.prompt, "-what is this?");
     ck_assert_int_eq(load(CFG_EVAL, "-f|a.txt|--file=b.txt|-f|c"), 0);
@@ -158,6 +164,15 @@ START_TEST(bad_values)
     REFUSED(load(CFG_SERVE, "--attention="), "must not be empty");
     REFUSED(load(CFG_BENCH_DECODE, "--attention|full,"), "is not one of");
     REFUSED(load(CFG_BENCH_DECODE, "--attention|fullgraph"), "is not one of");
+    static const char *const counts[] = {"-1", "65536", "99999999999999999999", "8o", "al", "ALL", "auto,all", "1,2", " 1", "1.0"};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "-ngl|%s", counts[i]);
+        REFUSED(load(CFG_SERVE, words), "--n-gpu-layers: '");
+        REFUSED(load(CFG_SERVE, words), "is not one of auto, all or a whole number from 0 to 65535");
+    }
+    REFUSED(load(CFG_SERVE, "-ngl|auot"), "did you mean 'auto'?");
+    REFUSED(load(CFG_SERVE, "--n-gpu-layers="), "must not be empty");
     static const char *const lists[] = {",", "1,", ",1", "1,,2", "1, 2", "1;2", "-1", "16777217", "a"};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         char words[64];
