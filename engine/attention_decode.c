@@ -22,7 +22,8 @@ enum {
     GRAPH_MIN = 1024,        /* fewer visible keys in a segment: a scan costs less than walking to them */
 };
 
-void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
+/* The parts in one, of which o is `out`. */
+static eng_partial join(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
 {
     float m = -INFINITY, l = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -37,6 +38,12 @@ void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_
         for (uint32_t j = 0; j < d; j++)
             out[j] += f * parts[i].o[j];
     }
+    return (eng_partial){m, l, out};
+}
+
+void eng_partial_merge(float *out, const eng_partial *parts, uint32_t n, uint32_t d)
+{
+    float l = join(out, parts, n, d).l;
     if (l > 0)
         for (uint32_t j = 0; j < d; j++)
             out[j] /= l;
@@ -69,6 +76,7 @@ void attn_decode_free(eng_attn *a)
     free(a->local_seeds);
     free(a->step.blocks);
     free(a->sliding.blocks);
+    free(a->rest.blocks);
     free(a->seeds);
     a->ranges = NULL;
     a->hits = NULL;
@@ -77,7 +85,7 @@ void attn_decode_free(eng_attn *a)
     a->attended = a->probed = NULL;
     a->searched = NULL;
     a->local_seeds = a->seeds = NULL;
-    a->step.blocks = a->sliding.blocks = NULL;
+    a->step.blocks = a->sliding.blocks = a->rest.blocks = NULL;
     a->n_ranges = 0;
     for (uint32_t i = 0; a->workers && i < a->n_workers; i++) {
         attn_worker *w = &a->workers[i];
@@ -201,7 +209,9 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->max_blocks = dense / ATTN_BLOCK + 4; /* two stretches, each with a ragged block at both ends */
     if (a->estimates)
         a->max_blocks = max_keys / ATTN_BLOCK + 2 * view->n_spans + 4; /* a stretch per span that has no codes yet */
+    a->max_blocks += 4; /* the rest of a layer cuts two stretches once more */
     size_t parts = (size_t)a->max_blocks * a->n_head;
+    a->rest.blocks = malloc(a->max_blocks * sizeof *a->rest.blocks);
     a->step.blocks = malloc(a->max_blocks * sizeof *a->step.blocks);
     a->sliding.blocks = malloc(a->max_blocks * sizeof *a->sliding.blocks);
     a->coded = calloc(view->n_spans, 1);
@@ -215,7 +225,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     size_t n_seeds = (size_t)a->shape->n_layer * a->n_head * ATTN_SEEDS;
     a->seeds = malloc(n_seeds * sizeof *a->seeds);
     a->local_seeds = malloc((size_t)a->n_workers * a->shape->group * ATTN_SEEDS * sizeof *a->local_seeds);
-    if (!a->step.blocks || !a->sliding.blocks || !a->coded || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
+    if (!a->step.blocks || !a->sliding.blocks || !a->rest.blocks || !a->coded || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
         !a->local_seeds)
         return -ENOMEM;
     memset(a->seeds, 0xff, n_seeds * sizeof *a->seeds);
@@ -282,8 +292,11 @@ void eng_attn_step(eng_attn *a, const eng_view *view, uint32_t n_keys)
         local = delta; /* what is not sealed yet is attended densely */
     if (p->mode == ENG_ATTN_FULL || local <= sink) {
         add_blocks(&a->step, 0, n_keys);
+        a->step.sink = n_keys;
         return;
     }
+    a->step.sink = sink;
+    a->step.local = local;
     add_blocks(&a->step, 0, sink);
     if (retrieves(a)) {
         a->step.retrieve_lo = sink;
@@ -299,9 +312,46 @@ static const attn_plan *plan_of(eng_attn *a, uint32_t layer)
     uint32_t window = eng_kv_window(a->shape, layer);
     if (!window)
         return &a->step;
-    a->sliding = (attn_plan){.blocks = a->sliding.blocks};
-    add_blocks(&a->sliding, a->n_keys > window ? a->n_keys - window : 0, a->n_keys);
+    a->sliding = (attn_plan){.blocks = a->sliding.blocks, .local = a->n_keys > window ? a->n_keys - window : 0};
+    add_blocks(&a->sliding, a->sliding.local, a->n_keys);
     return &a->sliding;
+}
+
+/* What a plan leaves when [0, sink) and [local, n_keys) are attended elsewhere. */
+static const attn_plan *plan_rest(eng_attn *a, const attn_plan *whole, uint32_t sink, uint32_t local)
+{
+    attn_plan *p = &a->rest;
+    *p = (attn_plan){.blocks = p->blocks, .retrieve_lo = whole->retrieve_lo, .retrieve_hi = whole->retrieve_hi, .n_coded = whole->n_coded};
+    for (uint32_t i = 0; i < whole->n_blocks; i++) {
+        uint32_t lo = whole->blocks[i].lo, hi = whole->blocks[i].hi;
+        lo = lo > sink ? lo : sink;
+        hi = hi < local ? hi : local;
+        if (lo < hi)
+            add_blocks(p, lo, hi);
+    }
+    uint32_t n = p->n_blocks;
+    if (p->retrieve_hi > p->retrieve_lo) {
+        add_blocks(p, 0, sink);
+        add_blocks(p, local, a->n_keys);
+    }
+    p->n_bounds = p->n_blocks - n;
+    p->n_blocks = n;
+    p->n_dense = whole->n_dense;
+    return p;
+}
+
+void eng_attn_window(eng_attn *a, uint32_t layer, uint32_t *io_sink, uint32_t *io_local)
+{
+    const attn_plan *p = plan_of(a, layer);
+    uint32_t sink = p->sink < *io_sink ? p->sink : *io_sink, local = p->local > *io_local ? p->local : *io_local;
+    *io_sink = sink;
+    *io_local = local > sink ? local : sink;
+}
+
+bool eng_attn_has_rest(eng_attn *a, uint32_t layer, uint32_t sink, uint32_t local)
+{
+    const attn_plan *p = plan_rest(a, plan_of(a, layer), sink, local);
+    return p->n_blocks || p->retrieve_hi > p->retrieve_lo;
 }
 
 static void dense_task(void *ctx, uint32_t task, uint32_t worker)
@@ -322,11 +372,12 @@ static void dense_task(void *ctx, uint32_t task, uint32_t worker)
                              eng_segment_k(sp->seg, a->layer, head, pos - sp->seg->start), shape->row_k, end - pos, d);
         pos = end;
     }
-    for (uint32_t g = 0; g < group; g++) {
-        float m = k->max(s + g * ATTN_BLOCK, hi - lo);
-        a->dense_m[part + g] = m;
-        a->dense_l[part + g] = k->softmax(s + g * ATTN_BLOCK, hi - lo, m);
-    }
+    for (uint32_t g = 0; g < group; g++)
+        a->dense_m[part + g] = k->max(s + g * ATTN_BLOCK, hi - lo);
+    if (block >= a->plan->n_blocks)
+        return;
+    for (uint32_t g = 0; g < group; g++)
+        a->dense_l[part + g] = k->softmax(s + g * ATTN_BLOCK, hi - lo, a->dense_m[part + g]);
     memset(o, 0, (size_t)group * d * sizeof *o);
     for (uint32_t pos = lo, i = first; pos < hi; i++) {
         const eng_span *sp = &a->view->spans[i];
@@ -582,25 +633,33 @@ static void merge_task(void *ctx, uint32_t task, uint32_t worker)
             w->parts[b] = (eng_partial){a->dense_m[i], a->dense_l[i], a->dense_o + i * d};
         }
         w->parts[n_blocks] = retrieved[h];
-        eng_partial_merge(a->out + (size_t)(head_kv * group + first + h) * d, w->parts, n_blocks + 1, d);
+        uint32_t head = head_kv * group + first + h;
+        if (!a->rest_m) {
+            eng_partial_merge(a->out + (size_t)head * d, w->parts, n_blocks + 1, d);
+            continue;
+        }
+        eng_partial rest = join(a->out + (size_t)head * d, w->parts, n_blocks + 1, d);
+        a->rest_m[head] = rest.m;
+        a->rest_l[head] = rest.l;
     }
 }
 
-void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *out)
+/* Attention of the layer's plan to `out`. */
+static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn_plan *plan, const float *q, float *out)
 {
     const eng_kv_shape *shape = a->shape;
     a->view = view;
     a->layer = layer;
-    a->plan = plan_of(a, layer);
+    a->plan = plan;
     a->query = a->scaled;
     a->out = out;
     memcpy(a->scaled, q, (size_t)a->n_head * shape->head_dim * sizeof *q);
     a->k->scale(a->scaled, (size_t)a->n_head * shape->head_dim, 1 / sqrtf((float)shape->head_dim));
-    eng_pool_run(a->pool, dense_task, a, a->plan->n_blocks * shape->n_head_kv);
+    eng_pool_run(a->pool, dense_task, a, (plan->n_blocks + plan->n_bounds) * shape->n_head_kv);
     if (a->plan->retrieve_hi > a->plan->retrieve_lo) {
         for (uint32_t h = 0; h < a->n_head; h++) {
             a->floor[h] = -INFINITY;
-            for (uint32_t b = 0; b < a->plan->n_blocks; b++) {
+            for (uint32_t b = 0; b < plan->n_blocks + plan->n_bounds; b++) {
                 float m = a->dense_m[((size_t)(h / shape->group) * a->max_blocks + b) * shape->group + h % shape->group];
                 a->floor[h] = m > a->floor[h] ? m : a->floor[h];
             }
@@ -622,6 +681,19 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
         a->counts.estimated += a->plan->n_coded ? a->plan->n_coded - retrieved : 0;
     }
     a->counts.dense += (uint64_t)a->plan->n_dense * shape->n_head_kv;
+}
+
+void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *out)
+{
+    attend(a, view, layer, plan_of(a, layer), q, out);
+}
+
+void eng_attn_decode_rest(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, uint32_t sink, uint32_t local, float *m, float *l, float *o)
+{
+    a->rest_m = m;
+    a->rest_l = l;
+    attend(a, view, layer, plan_rest(a, plan_of(a, layer), sink, local), q, o);
+    a->rest_m = a->rest_l = NULL;
 }
 
 const eng_attn_counts *eng_attn_counted(const eng_attn *a)

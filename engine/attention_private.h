@@ -41,6 +41,8 @@ typedef struct {
     struct attn_block { uint32_t lo, hi; } *blocks;
     uint32_t n_blocks, n_dense, retrieve_lo, retrieve_hi;
     uint32_t n_coded;           /* keys in there that a search of codes with the estimate answers for */
+    uint32_t sink, local;       /* [0, sink) and [local, n_keys) are dense, whatever lies between */
+    uint32_t n_bounds;          /* blocks behind the n_blocks that others attend: only their maximum is wanted, for the budget */
 } attn_plan;
 
 typedef struct {
@@ -113,6 +115,8 @@ struct eng_attn {
 
     /* decode: this step */
     attn_plan step, sliding;    /* of ordinary layers; of the sliding layer at hand */
+    attn_plan rest;             /* of the layer at hand, without what is attended elsewhere */
+    float *rest_m, *rest_l;     /* where that goes, with `out` for o. NULL: all is here, and normalised */
     const attn_plan *plan;      /* the layer's */
     uint32_t n_keys;
     eng_attn_counts counts;

@@ -549,6 +549,80 @@ START_TEST(estimate_where_it_is_exact)
 }
 END_TEST
 
+/* One query head over [0, sink) and [local, n), as somebody else would: unnormalised. */
+static eng_partial elsewhere(const float *q, const float *k, const float *v, uint32_t sink, uint32_t local, uint32_t n, float *o)
+{
+    double max = -INFINITY, sum = 0, acc[DIM] = {0};
+    double *s = malloc(n * sizeof *s);
+    for (uint32_t i = 0; i < n; i++) {
+        s[i] = -INFINITY;
+        if (i >= sink && i < local)
+            continue;
+        s[i] = 0;
+        for (int j = 0; j < DIM; j++)
+            s[i] += (double)q[j] * k[i * DIM + j];
+        s[i] /= sqrt(DIM);
+        max = fmax(max, s[i]);
+    }
+    for (uint32_t i = 0; i < n && max > -INFINITY; i++) {
+        sum += exp(s[i] - max);
+        for (int j = 0; j < DIM; j++)
+            acc[j] += exp(s[i] - max) * v[i * DIM + j];
+    }
+    for (int j = 0; j < DIM; j++)
+        o[j] = (float)acc[j];
+    free(s);
+    return (eng_partial){(float)max, (float)sum, o};
+}
+
+/* What one layer's attention is made of when somebody else has keys of its window: their part and the rest are what there was, with the same budget, in
+ * every mode, whatever they have. */
+START_TEST(rest_and_elsewhere)
+{
+    static const uint32_t cuts[] = {30, 2600}, has[][2] = {{0, N}, {128, 3000}, {50, 2590}, {10, 3990}, {700, 900}, {0, 0}, {128, 2630}};
+    enum { MODES = 6, HAS = sizeof has / sizeof *has };
+    fixture f;
+    setup(&f, ENG_KV_F16, 2, cuts, 2, 2);
+    build_codes(f.view.spans[1].seg);
+    uint32_t of_layers[LAYERS] = {0, 700};
+    for (int round = 0; round < MODES * HAS; round++) {
+        int mode = round % MODES;
+        static const eng_attn_mode modes[MODES] = {ENG_ATTN_FULL, ENG_ATTN_STREAMING, ENG_ATTN_FLAT, ENG_ATTN_FLAT, ENG_ATTN_AUTO, ENG_ATTN_FULL};
+        eng_attention policy = policy_of(modes[mode], 50, 100, mode == 2 ? 40 : 0);
+        policy.beta = 3;
+        policy.estimate = mode == 4;
+        choose(&f, true);
+        f.shape.window = mode == 5 ? of_layers : NULL;
+        for (uint32_t n = 60; n <= N; n += 985) {
+            float whole[HEADS * GROUP * DIM], o[HEADS * GROUP * DIM], m[HEADS * GROUP], l[HEADS * GROUP], other[DIM], merged[DIM];
+            const float *q = f.q + (size_t)(n - 1) * HEADS * GROUP * DIM;
+            uint32_t sink = has[round / MODES][0], local = has[round / MODES][1];
+            sink = sink < n ? sink : n;
+            local = local < n ? local : n;
+            eng_attn_counts before = *eng_attn_counted(f.attn), mid;
+            decode(&f, policy, n, N - 2600, whole);
+            mid = *eng_attn_counted(f.attn);
+            eng_attn_step(f.attn, &f.view, n);
+            eng_attn_window(f.attn, 1, &sink, &local);
+            ck_assert_uint_le(sink, local);
+            bool rest = eng_attn_has_rest(f.attn, 1, sink, local);
+            eng_attn_decode_rest(f.attn, &f.view, 1, q, sink, local, m, l, o);
+            const eng_attn_counts *after = eng_attn_counted(f.attn);
+            ck_assert_uint_eq(after->attended - mid.attended, mid.attended - before.attended);
+            ck_assert_uint_eq(after->estimated - mid.estimated, mid.estimated - before.estimated);
+            for (uint32_t h = 0; h < HEADS * GROUP; h++) {
+                eng_partial parts[2] = {elsewhere(q + h * DIM, f.k[h / GROUP], f.v[h / GROUP], sink, local, n, other), {m[h], l[h], o + h * DIM}};
+                ck_assert(rest || l[h] == 0);
+                eng_partial_merge(merged, parts, 2, DIM);
+                for (int j = 0; j < DIM; j++)
+                    ck_assert_double_eq_tol(merged[j], whole[h * DIM + j], tolerance);
+            }
+        }
+    }
+    teardown(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("attention");
@@ -563,6 +637,7 @@ int main(void)
     tcase_add_loop_test(c, sliding_prefill, 0, N_WINDOWS);
     tcase_add_loop_test(c, sliding_decode, 0, N_WINDOWS);
     tcase_add_test(c, estimate_where_it_is_exact);
+    tcase_add_test(c, rest_and_elsewhere);
     suite_add_tcase(s, c);
     return t_run(s);
 }
