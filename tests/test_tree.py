@@ -11,7 +11,7 @@ PUBLIC = {
     "config": {"config.h"},
     "index": {"index.h"},
     "cuda": {"gpu.h"},
-    "engine": {"engine.h", "describe.h", "index_bench.h", "contexts.h", "capture.h", "cost.h"},
+    "engine": {"engine.h", "describe.h", "index_bench.h", "contexts.h", "capture.h", "cost.h", "trace.h"},
     "server": {"server.h"},
 }
 USES = {"config": set(), "index": set(), "cuda": set(), "engine": {"index", "cuda"}, "server": {"engine", "config"}}
