@@ -30,7 +30,7 @@ typedef struct {
     uint32_t yarn_orig_ctx;   /* 0: the model's */
     double yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast; /* below 0: the model's */
     /* attention defaults and limits */
-    char *attention;          /* --attention auto|full|streaming|flat|graph */
+    char *attention;          /* --attention auto|full|streaming|flat|cluster|ivf|graph */
     char *attn_budget;        /* --attention-budget fast|default|precise */
     uint32_t attn_top_k;      /* --attn-top-k; 0: dynamic */
     double attn_beta;         /* --attn-beta; 0: the budget's */

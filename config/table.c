@@ -15,7 +15,7 @@
 static const char *const cpus[] = {"auto", "scalar", "avx2", "avx512", "amx", NULL};
 static const char *const kv_types[] = {"f32", "f16", "bf16", "q8_0", NULL};
 static const char *const switches[] = {"on", "off", NULL};
-static const char *const modes[] = {"auto", "full", "streaming", "flat", "graph", NULL};
+static const char *const modes[] = {"auto", "full", "streaming", "flat", "cluster", "ivf", "graph", NULL};
 static const char *const budgets[] = {"fast", "default", "precise", NULL};
 static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
@@ -81,8 +81,8 @@ const cfg_row cfg_table[] = {
      "YaRN: pairs that turn more than X times stay as they are; below 0: the model's"},
 
     {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
-     "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), through a graph "
-     "(graph) or by whichever is cheaper (auto)"},
+     "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), in clusters of "
+     "keys (cluster, or plain ones: ivf), through a graph (graph) or by whichever is cheaper (auto)"},
     {ATTENTION, "attention", NULL, CFG_BENCH_DECODE, false, CFG_T_CHOICES, FIELD(attention), "full,auto", ANY_LENGTH, modes, "MODES",
      "attention modes to measure"},
     {ATTENTION, "attention", NULL, CFG_EVAL, false, CFG_T_CHOICES, FIELD(attention), "auto", ANY_LENGTH, modes, "MODES",
@@ -98,7 +98,7 @@ const cfg_row cfg_table[] = {
     {ATTENTION, "attn-k-max", NULL, SEARCHES, true, CFG_T_U32, FIELD(attn_k_max), "0", 0, MAX_TOKENS, NULL, "N",
      "instead of the budget's: at most this many keys for each query head; 0: the budget's"},
     {ATTENTION, "estimate", NULL, SEARCHES, true, CFG_T_CHOICE, FIELD(estimate), "on", ANY_LENGTH, switches, "MODE",
-     "with attention flat or auto: estimate what the keys that are not read would add"},
+     "where keys are retrieved: estimate what the keys that are not read would add"},
     {ATTENTION, "n-sink", NULL, SEARCHES, true, CFG_T_U32, FIELD(n_sink), "128", 0, MAX_TOKENS, NULL, "N", "first tokens that are always read"},
     {ATTENTION, "n-local", NULL, SEARCHES, true, CFG_T_U32, FIELD(n_local), "512", 1, MAX_TOKENS, NULL, "N", "last tokens that are always read"},
 

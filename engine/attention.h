@@ -39,14 +39,14 @@ typedef struct {
     uint64_t retrieved;         /* of these, found by a search */
     uint64_t estimated;         /* not read, but in the estimate. attended + estimated: every key that the policy answers for, each once */
     uint64_t probed;            /* keys or codes that searches scored: summed over layers and KV heads, once for a group */
-    uint32_t n_graph, n_flat;   /* searches */
+    uint32_t n_graph, n_cluster, n_flat; /* searches: by graph; by lists (cluster, ivf); by scan */
 } eng_attn_counts;
 
 /* What auto chooses by, from the next step on; eng_cost_default() until then. */
 void eng_attn_use_cost(eng_attn *a, const eng_cost *c);
 
-/* Whether decoding with this policy may search graphs, in a context of max_keys keys: only then are they worth building. */
-bool eng_attn_walks(const eng_attn *a, const eng_attention *policy, uint32_t max_keys);
+/* What decoding with this policy may search beside codes, in a context of max_keys keys: ENG_WANT_... bits. Only then is it worth building. */
+unsigned eng_attn_wants(const eng_attn *a, const eng_attention *policy, uint32_t max_keys);
 
 /* Prepares decoding with this policy for a view of up to max_keys keys of which the last (delta_cap) may be unsealed. To be called
  * again when the view's spans change. -ENOMEM. */

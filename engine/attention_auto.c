@@ -1,4 +1,4 @@
-/* What `auto` does: by the cost model (cost.h) the cheaper of two ways that are both right.
+/* What serves a span, and what `auto` does: by the cost model (cost.h) the cheaper of two ways that are both right.
  * - With the estimate: a segment's codes are scanned, or all its keys are read, which is exact. So auto is never slower than `full`, and a short context is full attention.
  * - Without it: codes, or the graph once all of the segment's are there. */
 #include "attention_private.h"
@@ -31,24 +31,35 @@ bool attn_auto_walks(const eng_attn *a, uint32_t visible)
     return walks(a, &a->policy, visible);
 }
 
-bool eng_attn_walks(const eng_attn *a, const eng_attention *policy, uint32_t max_keys)
+unsigned eng_attn_wants(const eng_attn *a, const eng_attention *policy, uint32_t max_keys)
 {
-    return policy->mode == ENG_ATTN_GRAPH || walks(a, policy, max_keys);
+    switch (policy->mode) {
+    case ENG_ATTN_CLUSTER:
+        return ENG_WANT_CLUSTER;
+    case ENG_ATTN_IVF:
+        return ENG_WANT_IVF;
+    case ENG_ATTN_GRAPH:
+        return policy->estimate ? ENG_WANT_GRAPH | ENG_WANT_CLUSTER : ENG_WANT_GRAPH;
+    default:
+        return walks(a, policy, max_keys) ? ENG_WANT_GRAPH : 0;
+    }
 }
 
-bool attn_codes_serve(const eng_attn *a, const eng_span *s, uint32_t visible)
+uint8_t attn_serves(const eng_attn *a, const eng_span *s, uint32_t visible)
 {
     enum { CODES_MIN = 512 }; /* fewer: not worth the scan of a whole run of codes */
-    if (visible < CODES_MIN || a->policy.mode == ENG_ATTN_GRAPH || !eng_segment_coded(s->seg))
-        return false;
-    if (a->policy.mode != ENG_ATTN_AUTO)
-        return true;
+    eng_attn_mode mode = a->policy.mode;
+    if (visible >= ATTN_SKIP_MIN && mode == ENG_ATTN_CLUSTER && eng_segment_has(s->seg, s->seg->cluster))
+        return ATTN_CLUSTER;
+    if (visible >= ATTN_SKIP_MIN && mode == ENG_ATTN_IVF && eng_segment_has(s->seg, s->seg->ivf))
+        return ATTN_IVF;
+    if (visible >= ATTN_SKIP_MIN && mode == ENG_ATTN_GRAPH && a->estimates && eng_segment_estimates_graphs(s->seg))
+        return ATTN_GRAPH;
+    if (visible < CODES_MIN || (mode == ENG_ATTN_GRAPH && !a->estimates) || !eng_segment_coded(s->seg))
+        return ATTN_NOT;
+    if (mode != ENG_ATTN_AUTO)
+        return ATTN_CODES;
     if (a->estimates)
-        return attn_auto_scans(a, visible);
-    if (!attn_auto_walks(a, visible))
-        return true;
-    for (uint32_t i = 0; i < a->shape->n_layer * a->shape->n_head_kv; i++)
-        if (!s->seg->index[i] && !eng_kv_window(a->shape, i / a->shape->n_head_kv))
-            return true;
-    return false;
+        return attn_auto_scans(a, visible) ? ATTN_CODES : ATTN_NOT;
+    return attn_auto_walks(a, visible) && eng_segment_has(s->seg, s->seg->index) ? ATTN_NOT : ATTN_CODES;
 }

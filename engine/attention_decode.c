@@ -1,13 +1,13 @@
 /* Decode attention: window and retrieved keys, each as partial softmaxes, merged exactly (arXiv 2409.10516 section 3.3), with an estimate
  * of the rest.
  *
- * With the estimate on, a segment is searched by its codes once all its heads have them; until then, and where too little of it is visible,
- * it is attended densely, which is exact.
+ * With the estimate on, a segment is searched by its codes, lists or graphs once all its heads have them (else by codes); until then, and where too little of it is
+ * visible, it is attended densely, which is exact.
  *
  * Three pool jobs per layer:
  * - dense, a task per KV head and block of 512 positions: (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's
  *   arithmetic does not see where segments meet, so `full` gives the same bits over one segment or many.
- * - search, a task per KV head and range: hits for the group, by codes, scan or graph; the dense maximum is the floor of a dynamic budget.
+ * - search, a task per KV head and range: hits for the group, by codes, lists, scan or graph; the dense maximum is the floor of a dynamic budget.
  * - merge, a task per query heads of a KV head: the budget over all ranges at once, attention over the hits, the estimate, then everything merged.
  */
 #include "attention_private.h"
@@ -19,7 +19,6 @@
 
 enum {
     RANGE_MIN = 4096,        /* keys that are worth a search task of their own */
-    GRAPH_MIN = 1024,        /* fewer visible keys in a segment: a scan costs less than walking to them */
 };
 
 /* The parts in one, of which o is `out`. */
@@ -59,8 +58,8 @@ static bool retrieves(const eng_attn *a)
 void attn_decode_free(eng_attn *a)
 {
     attn_estimate_free(a);
-    free(a->coded);
-    a->coded = NULL;
+    free(a->served);
+    a->served = NULL;
     free(a->ranges);
     free(a->hits);
     free(a->hit_memory);
@@ -199,7 +198,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->k_cap = policy->top_k ? policy->top_k : policy->k_max;
     a->max_span = 0;
     a->merge_heads = merge_heads(a);
-    a->estimates = policy->estimate && (policy->mode == ENG_ATTN_FLAT || policy->mode == ENG_ATTN_AUTO);
+    a->estimates = policy->estimate && retrieves(a);
     uint32_t dense = policy->mode == ENG_ATTN_FULL ? max_keys : policy->n_sink + policy->n_local + delta_cap;
     for (uint32_t i = 0; i < a->shape->n_layer; i++) {
         uint32_t window = eng_kv_window(a->shape, i);
@@ -214,7 +213,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->rest.blocks = malloc(a->max_blocks * sizeof *a->rest.blocks);
     a->step.blocks = malloc(a->max_blocks * sizeof *a->step.blocks);
     a->sliding.blocks = malloc(a->max_blocks * sizeof *a->sliding.blocks);
-    a->coded = calloc(view->n_spans, 1);
+    a->served = calloc(view->n_spans, 1);
     a->dense_o = aligned_alloc(64, (parts * d * sizeof(float) + 63) & ~(size_t)63);
     a->dense_m = malloc(parts * sizeof(float));
     a->dense_l = malloc(parts * sizeof(float));
@@ -225,7 +224,7 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     size_t n_seeds = (size_t)a->shape->n_layer * a->n_head * ATTN_SEEDS;
     a->seeds = malloc(n_seeds * sizeof *a->seeds);
     a->local_seeds = malloc((size_t)a->n_workers * a->shape->group * ATTN_SEEDS * sizeof *a->local_seeds);
-    if (!a->step.blocks || !a->sliding.blocks || !a->rest.blocks || !a->coded || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
+    if (!a->step.blocks || !a->sliding.blocks || !a->rest.blocks || !a->served || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
         !a->local_seeds)
         return -ENOMEM;
     memset(a->seeds, 0xff, n_seeds * sizeof *a->seeds);
@@ -259,20 +258,20 @@ static void add_blocks(attn_plan *p, uint32_t lo, uint32_t hi)
     }
 }
 
-/* Which spans are searched by their codes, and what must be read densely for want of them. */
+/* By what spans are searched, and what must be read densely for want of that. */
 static void plan_codes(eng_attn *a, const eng_view *view)
 {
     uint32_t lo, hi;
     for (uint32_t i = 0; i + 1 < view->n_spans; i++) {
         attn_visible(a, &view->spans[i], &lo, &hi);
-        a->coded[i] = lo < hi && attn_codes_serve(a, &view->spans[i], hi - lo);
+        a->served[i] = lo < hi ? attn_serves(a, &view->spans[i], hi - lo) : ATTN_NOT;
     }
     if (!a->estimates || !a->n_ranges)
         return;
     attn_estimate_step(a, view);
     for (uint32_t i = 0; i + 1 < view->n_spans; i++) {
         attn_visible(a, &view->spans[i], &lo, &hi);
-        if (!a->coded[i])
+        if (!a->served[i])
             add_blocks(&a->step, lo, hi);
         else
             a->step.n_coded += hi - lo;
@@ -388,106 +387,6 @@ static void dense_task(void *ctx, uint32_t task, uint32_t worker)
     }
 }
 
-static idx_index *usable_graph(const eng_attn *a, const eng_span *s, uint32_t head, uint32_t visible)
-{
-    idx_index *ix = s->seg->index[a->layer * a->shape->n_head_kv + head];
-    if (!ix || a->policy.mode == ENG_ATTN_FLAT || a->estimates || visible < GRAPH_MIN)
-        return NULL;
-    return a->policy.mode == ENG_ATTN_GRAPH || attn_auto_walks(a, visible) ? ix : NULL;
-}
-
-/* Last step's hits of the group that lie in the segment, as its rows. */
-static uint32_t collect_seeds(const eng_attn *a, const eng_segment *seg, uint32_t head, uint32_t *ret)
-{
-    uint32_t n = 0, group = a->shape->group;
-    const uint32_t *from = a->seeds + ((size_t)a->layer * a->n_head + (size_t)head * group) * ATTN_SEEDS;
-    for (uint32_t i = 0; i < group * ATTN_SEEDS; i++)
-        if (from[i] >= seg->start && from[i] - seg->start < seg->n)
-            ret[n++] = from[i] - seg->start;
-    return n;
-}
-
-static void keep_hits(attn_hits *to, const idx_hits *from, uint32_t group, bool codes)
-{
-    for (uint32_t g = 0; g < group; g++) {
-        memcpy(to[g].ids, from[g].ids, from[g].n * sizeof *to[g].ids);
-        memcpy(to[g].scores, from[g].scores, from[g].n * sizeof *to[g].scores);
-        if (codes) {
-            memcpy(to[g].clusters, from[g].clusters, from[g].n * sizeof *to[g].clusters);
-            memcpy(to[g].scanned, from[g].scanned, from[g].n * sizeof *to[g].scanned);
-        }
-        to[g].n = from[g].n;
-    }
-}
-
-/* Searches the part of a span that belongs to a range by its codes; q has the whole visible part. */
-static int search_codes(eng_attn *a, attn_worker *w, uint32_t task, const idx_rows *keys, const idx_query *q, idx_hits **ret)
-{
-    uint32_t head = task / a->n_ranges, group = a->shape->group, first, end;
-    const attn_range *r = &a->ranges[task % a->n_ranges];
-    const idx_index *ix = a->view->spans[r->span].seg->codes[a->layer * a->shape->n_head_kv + head];
-    float m[1024];
-    idx_codes_part(ix, q->lo, q->hi, r->part, r->parts, &first, &end);
-    if (!a->estimates)
-        return idx_codes_scan(ix, keys, q, first, end, w->search, NULL, 0, m, ret);
-    a->clusters[task] = (struct attn_clusters){first, end};
-    return idx_codes_scan(ix, keys, q, first, end, w->search,
-                          a->weights + (size_t)head * group * a->n_clusters + a->cluster_base[r->span] + first, a->n_clusters,
-                          a->m_ref + (size_t)task * group, ret);
-}
-
-static void search_task(void *ctx, uint32_t task, uint32_t worker)
-{
-    eng_attn *a = ctx;
-    const eng_kv_shape *shape = a->shape;
-    attn_worker *w = &a->workers[worker];
-    uint32_t head = task / a->n_ranges, group = shape->group, span_lo, span_hi;
-    const attn_range *r = &a->ranges[task % a->n_ranges];
-    const eng_span *span = &a->view->spans[r->span];
-    eng_segment *seg = span->seg;
-    attn_hits *hits = &a->hits[(size_t)task * group];
-    uint32_t *seeds = a->local_seeds + (size_t)worker * group * ATTN_SEEDS;
-
-    for (uint32_t g = 0; g < group; g++)
-        hits[g].n = 0;
-    a->searched[task] = ATTN_NOT;
-    a->probed[task] = 0;
-    attn_visible(a, span, &span_lo, &span_hi);
-    uint32_t lo = r->lo > span_lo ? r->lo : span_lo, hi = r->hi < span_hi ? r->hi : span_hi;
-    bool codes = a->coded[r->span];
-    if (a->estimates && !codes)
-        return; /* read densely */
-    idx_index *ix = !codes && span_hi > span_lo ? usable_graph(a, span, head, span_hi - span_lo) : NULL;
-    if (ix && !r->first)
-        return;
-    if (ix || codes) {
-        lo = span_lo;
-        hi = span_hi;
-    }
-    if (lo >= hi)
-        return;
-    idx_rows keys = {eng_segment_k(seg, a->layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
-    idx_query q = {
-        .q = a->query + (size_t)head * group * shape->head_dim,
-        .floor = a->floor + (size_t)head * group,
-        .seeds = seeds,
-        .n_seeds = ix ? collect_seeds(a, seg, head, seeds) : 0,
-        .group = group,
-        .lo = lo - seg->start,
-        .hi = hi - seg->start,
-        .scale = 1, /* queries come scaled */
-        .budget = {a->k_cap, a->policy.top_k ? 0 : a->policy.beta},
-    };
-    if (q.budget.top_k > hi - lo)
-        q.budget.top_k = hi - lo;
-    idx_hits *found;
-    if ((codes ? search_codes(a, w, task, &keys, &q, &found) : idx_search(ix, &keys, &q, w->search, &found, NULL)) < 0)
-        return; /* only for shapes that setup did not plan: never */
-    keep_hits(hits, found, group, codes);
-    a->probed[task] = idx_visited(w->search);
-    a->searched[task] = codes ? ATTN_CODES : ix ? ATTN_GRAPH : ATTN_SCAN;
-}
-
 /* Applies the budget to all hits of a head at once; drops the rest in place. Returns how many stay. */
 static uint32_t apply_budget(const eng_attn *a, attn_worker *w, uint32_t head, attn_hits **hits)
 {
@@ -575,19 +474,19 @@ static uint32_t weigh_hits(eng_attn *a, attn_worker *w, uint32_t head, attn_hits
     for (uint32_t i = 0; i < a->n_ranges; i++)
         hits[i] = &a->hits[(size_t)(first + i) * group + g];
     uint32_t n = apply_budget(a, w, head, hits);
-    if (n && a->policy.mode != ENG_ATTN_FLAT && !a->estimates)
+    if (n && (a->policy.mode == ENG_ATTN_GRAPH || (a->policy.mode == ENG_ATTN_AUTO && !a->estimates)))
         keep_seeds(a, head, hits);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
         fetch_values(a, head / group, i, hits[i]);
         float m = k->max(hits[i]->scores, hits[i]->n);
-        if (a->estimates && a->searched[first + i] == ATTN_CODES && a->m_ref[(size_t)(first + i) * group + g] > m)
+        if (a->estimates && a->searched[first + i] && a->m_ref[(size_t)(first + i) * group + g] > m)
             m = a->m_ref[(size_t)(first + i) * group + g];
         part->m = m > part->m ? m : part->m;
     }
     for (uint32_t i = 0; i < a->n_ranges; i++) {
         if (hits[i]->n)
             part->l += k->softmax(hits[i]->scores, hits[i]->n, part->m);
-        if (a->estimates && a->searched[first + i] == ATTN_CODES)
+        if (a->estimates && a->searched[first + i])
             part->l += attn_estimate_weigh(a, w, head, i, hits[i], part->m);
     }
     return n;
@@ -603,7 +502,7 @@ static void attend_retrieved(eng_attn *a, attn_worker *w, uint32_t head, uint32_
         a->attended[head + h] += weigh_hits(a, w, head + h, w->lists + (size_t)h * a->n_ranges, &parts[h]);
     memset(o, 0, (size_t)n * d * sizeof *o);
     for (uint32_t i = 0; i < a->n_ranges; i++) {
-        if (a->estimates && a->searched[(size_t)head_kv * a->n_ranges + i] == ATTN_CODES)
+        if (a->estimates && a->searched[(size_t)head_kv * a->n_ranges + i])
             attn_estimate_values(a, w, head, n, i, o);
         for (uint32_t h = 0; h < n; h++) {
             const attn_hits *hits = w->lists[(size_t)h * a->n_ranges + i];
@@ -666,10 +565,11 @@ static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn
         }
         if (a->estimates && a->n_cuts)
             attn_estimate_cuts(a);
-        eng_pool_run(a->pool, search_task, a, a->n_ranges * shape->n_head_kv);
+        eng_pool_run(a->pool, attn_search_task, a, a->n_ranges * shape->n_head_kv);
         for (uint32_t i = 0; i < a->n_ranges * shape->n_head_kv; i++) {
             a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
             a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
+            a->counts.n_cluster += a->searched[i] == ATTN_CLUSTER || a->searched[i] == ATTN_IVF;
             a->counts.probed += a->probed[i];
         }
     }

@@ -1,5 +1,5 @@
 /* The estimate of what is neither in the window nor retrieved: each key's weight as the scan of its code gave it, summed per cluster of
- * values, times the mean value of what is left of the cluster (index.h). With sums of values for means, the retrieved keys' values go out
+ * values, times the mean value of what is left of the cluster; by lists and graphs, which skip keys, clusters of keys with the weights of their centroids (index.h). With sums of values for means, the retrieved keys' values go out
  * of it in the same pass that brings them in with their exact weights: their coefficient is the exact weight less that of their cluster.
  *
  * Sums come with the codes where a run is visible as a whole. A run that the sinks, a cutoff or the window cuts has sums of its own, per
@@ -104,7 +104,7 @@ static bool want_cut(eng_attn *a, uint32_t span, uint32_t n, uint32_t row, uint3
         return true;
     if (a->n_cuts == a->max_cuts)
         return false;
-    a->wanted[a->n_cuts++] = (attn_cut){span, {.run = run, .lo = lo, .hi = hi}};
+    a->wanted[a->n_cuts++] = (attn_cut){.span = span, .cut = {.run = run, .lo = lo, .hi = hi}};
     return true;
 }
 
@@ -115,20 +115,20 @@ void attn_estimate_step(eng_attn *a, const eng_view *view)
         const eng_span *s = &view->spans[i];
         uint32_t lo, hi, had = a->n_cuts;
         attn_visible(a, s, &lo, &hi);
-        if (!a->coded[i] || lo >= hi)
+        if (!a->served[i] || lo >= hi)
             continue;
         lo -= s->seg->start;
         hi -= s->seg->start;
         if (!want_cut(a, i, s->seg->n, lo, lo, hi) || !want_cut(a, i, s->seg->n, hi - 1, lo, hi)) {
             a->n_cuts = had;
-            a->coded[i] = false;
+            a->served[i] = ATTN_NOT;
         }
     }
 }
 
-static bool is_made(const attn_cut *have, const attn_cut *want)
+static bool is_made(const attn_cut *have, const attn_cut *want, const idx_index *ix)
 {
-    return have->span == want->span && have->cut.run == want->cut.run && have->cut.lo == want->cut.lo && have->cut.hi == want->cut.hi;
+    return have->span == want->span && have->ix == ix && have->cut.run == want->cut.run && have->cut.lo == want->cut.lo && have->cut.hi == want->cut.hi;
 }
 
 static void cut_task(void *ctx, uint32_t task, uint32_t worker)
@@ -138,16 +138,18 @@ static void cut_task(void *ctx, uint32_t task, uint32_t worker)
     uint32_t head = task / a->n_cuts, i = task % a->n_cuts;
     attn_cut *have = &a->cuts[((size_t)a->layer * shape->n_head_kv + head) * a->max_cuts + i];
     const attn_cut *want = &a->wanted[i];
+    const idx_index *ix = attn_index_of(a, want->span, head);
     (void)worker;
-    if (is_made(have, want))
+    if (is_made(have, want, ix))
         return;
     const eng_segment *seg = a->view->spans[want->span].seg;
     idx_rows values = {eng_segment_v(seg, a->layer, head, 0), shape->row_v, seg->n, shape->head_dim, (idx_type)shape->type_v};
     have->span = want->span;
+    have->ix = ix;
     have->cut.run = want->cut.run;
     have->cut.lo = want->cut.lo;
     have->cut.hi = want->cut.hi;
-    idx_codes_cut(seg->codes[a->layer * shape->n_head_kv + head], &values, &have->cut);
+    idx_codes_cut(ix, &values, &have->cut);
 }
 
 void attn_estimate_cuts(eng_attn *a)
@@ -155,7 +157,7 @@ void attn_estimate_cuts(eng_attn *a)
     const attn_cut *have = a->cuts + (size_t)a->layer * a->shape->n_head_kv * a->max_cuts;
     for (uint32_t head = 0; head < a->shape->n_head_kv; head++)
         for (uint32_t i = 0; i < a->n_cuts; i++)
-            if (!is_made(&have[head * a->max_cuts + i], &a->wanted[i])) {
+            if (!is_made(&have[head * a->max_cuts + i], &a->wanted[i], attn_index_of(a, a->wanted[i].span, head))) {
                 eng_pool_run(a->pool, cut_task, a, a->shape->n_head_kv * a->n_cuts);
                 return;
             }
@@ -180,7 +182,7 @@ float attn_estimate_weigh(eng_attn *a, attn_worker *w, uint32_t head, uint32_t r
     float m_ref = a->m_ref[task * shape->group + g];
     if (!(m_ref > -INFINITY))
         return 0;
-    const idx_index *ix = a->view->spans[span].seg->codes[a->layer * shape->n_head_kv + head_kv];
+    const idx_index *ix = attn_index_of(a, span, head_kv);
     const struct attn_clusters *c = &a->clusters[task];
     float *weights = a->weights + (size_t)head * a->n_clusters + a->cluster_base[span] + c->first;
     float l = idx_estimate(ix, w->cuts, cuts_of(a, w, head_kv, span), c->first, c->end, m_ref, expf(m_ref - m), weights, hits->clusters, hits->scanned,
@@ -195,7 +197,7 @@ void attn_estimate_values(eng_attn *a, attn_worker *w, uint32_t head, uint32_t n
     const eng_kv_shape *shape = a->shape;
     uint32_t head_kv = head / shape->group, span = a->ranges[range].span, d = shape->head_dim, n_cuts = cuts_of(a, w, head_kv, span);
     size_t stride = idx_codes_sum_stride(d);
-    const idx_index *ix = a->view->spans[span].seg->codes[a->layer * shape->n_head_kv + head_kv];
+    const idx_index *ix = attn_index_of(a, span, head_kv);
     const struct attn_clusters *c = &a->clusters[(size_t)head_kv * a->n_ranges + range];
     const float *weights = a->weights + (size_t)head * a->n_clusters + a->cluster_base[span];
     for (uint32_t at = c->first; at < c->end;) {

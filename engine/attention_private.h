@@ -1,4 +1,4 @@
-/* Shared by attention_prefill.c, attention_decode.c, attention_auto.c and attention_estimate.c. */
+/* Shared by attention_prefill.c, attention_decode.c, attention_search.c, attention_auto.c and attention_estimate.c. */
 #ifndef RETRIEVALD_ATTENTION_PRIVATE_H
 #define RETRIEVALD_ATTENTION_PRIVATE_H
 
@@ -8,22 +8,24 @@ enum {
     ATTN_BLOCK = 512,   /* keys of a dense decode part: likewise */
     ATTN_SEEDS = 8,     /* hits of a query head that seed its next search */
     ATTN_MERGE_MAX = 16, /* query heads that a task merges, at most */
+    ATTN_SKIP_MIN = 1024, /* fewer visible keys in a segment: a scan costs less than finding the way to them */
     ATTN_LOCAL_STEP = 64, /* where the window moves over a segment with codes: in steps, since each makes sums anew */
 };
 
-/* How a range was searched. */
-enum { ATTN_NOT, ATTN_SCAN, ATTN_GRAPH, ATTN_CODES };
+/* How a span or a range is searched. */
+enum { ATTN_NOT, ATTN_SCAN, ATTN_GRAPH, ATTN_CODES, ATTN_CLUSTER, ATTN_IVF };
 
 /* A stretch of retrievable keys that one task searches. */
 typedef struct {
     uint32_t span, lo, hi;  /* positions */
     bool first;             /* of its span: takes the whole span when a graph answers */
-    uint32_t part, parts;   /* of its span: which clusters are its own when codes answer */
+    uint32_t part, parts;   /* of its span: which clusters are its own when codes or lists answer */
 } attn_range;
 
 /* A run of codes that the visible part of a span cuts. */
 typedef struct {
     uint32_t span;
+    const idx_index *ix;
     idx_cut cut;            /* of one (layer, KV head): cut.hi == 0: not made yet */
 } attn_cut;
 
@@ -32,7 +34,7 @@ typedef struct {
     uint32_t *ids;          /* rows of the segment */
     float *scores;
     uint32_t n;
-    uint32_t *clusters;     /* codes: as in idx_hits */
+    uint32_t *clusters;     /* as in idx_hits */
     float *scanned;
 } attn_hits;
 
@@ -40,7 +42,7 @@ typedef struct {
 typedef struct {
     struct attn_block { uint32_t lo, hi; } *blocks;
     uint32_t n_blocks, n_dense, retrieve_lo, retrieve_hi;
-    uint32_t n_coded;           /* keys in there that a search of codes with the estimate answers for */
+    uint32_t n_coded;           /* keys in there that a search with the estimate answers for */
     uint32_t sink, local;       /* [0, sink) and [local, n_keys) are dense, whatever lies between */
     uint32_t n_bounds;          /* blocks behind the n_blocks that others attend: only their maximum is wanted, for the budget */
 } attn_plan;
@@ -98,7 +100,7 @@ struct eng_attn {
     uint32_t *probed;           /* likewise: keys scored */
     uint32_t *seeds;            /* [layer][n_head][ATTN_SEEDS] positions, ~0: none */
     uint32_t *local_seeds;      /* [worker][group * ATTN_SEEDS] */
-    uint8_t *coded;             /* [span]: whether codes serve it; read from the segments at the beginning of a step */
+    uint8_t *served;            /* [span]: ATTN_..., by which index as a whole; read from the segments at the beginning of a step. NOT: each head as it can */
 
     /* decode: the estimate (attention_estimate.c) */
     bool estimates;
@@ -130,6 +132,14 @@ struct eng_attn {
 
 void attn_decode_free(eng_attn *a);
 
+/* Of a span that is served: the index whose clusters its estimate is made of. */
+static inline const idx_index *attn_index_of(const eng_attn *a, uint32_t span, uint32_t head_kv)
+{
+    const eng_segment *seg = a->view->spans[span].seg;
+    uint32_t i = a->layer * a->shape->n_head_kv + head_kv;
+    return a->served[span] == ATTN_CODES ? seg->codes[i] : a->served[span] == ATTN_IVF ? seg->ivf[i] : seg->cluster[i];
+}
+
 /* Bounds of the visible rows of a span for retrieval; empty: lo >= hi. */
 static inline void attn_visible(const eng_attn *a, const eng_span *s, uint32_t *ret_lo, uint32_t *ret_hi)
 {
@@ -137,15 +147,18 @@ static inline void attn_visible(const eng_attn *a, const eng_span *s, uint32_t *
     *ret_hi = s->hi < a->step.retrieve_hi ? s->hi : a->step.retrieve_hi;
 }
 
-/* attention_auto.c: whether codes serve a span of which so many keys are visible, and auto's parts of it: a scan costs less than reading all; a graph less than a scan. */
-bool attn_codes_serve(const eng_attn *a, const eng_span *s, uint32_t visible);
+/* attention_auto.c: what serves a span of which so many keys are visible, and auto's parts of it: a scan costs less than reading all; a graph less than a scan. */
+uint8_t attn_serves(const eng_attn *a, const eng_span *s, uint32_t visible);
 bool attn_auto_scans(const eng_attn *a, uint32_t visible);
 bool attn_auto_walks(const eng_attn *a, uint32_t visible);
+
+/* attention_search.c: the search of a KV head's range, a pool task. */
+void attn_search_task(void *ctx, uint32_t task, uint32_t worker);
 
 /* attention_estimate.c */
 int attn_estimate_setup(eng_attn *a, const eng_view *view);
 void attn_estimate_free(eng_attn *a);
-/* Which runs the visible part of the coded spans cuts in this step. A span for which there is no room is not coded, then. */
+/* Which runs the visible part of the served spans cuts in this step. A span for which there is no room is not served, then. */
 void attn_estimate_step(eng_attn *a, const eng_view *view);
 void attn_estimate_cuts(eng_attn *a); /* makes the cuts of this layer that are not made yet */
 /* The clusters' weights in a range for a query head, in units of exp(m), when its hits are taken out of them; takes the hits' share off their scores, which are

@@ -145,6 +145,7 @@ static void join_queries(const joining *j)
         if (!j->parts[i]->m && j->parts[i]->n >= ENG_INDEX_MIN_TOKENS)
             return;
         m += j->parts[i]->m;
+        j->to->wants |= j->parts[i]->wants;
     }
     if (!m || eng_segment_alloc_queries(j->to, m) < 0)
         return;

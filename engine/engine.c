@@ -12,7 +12,7 @@
 #include <string.h>
 #include <syslog.h>
 
-static const char *const mode_names[] = {"full", "streaming", "flat", "graph", "auto"};
+static const char *const mode_names[] = {"full", "streaming", "flat", "cluster", "ivf", "graph", "auto"};
 
 eng_attention eng_attention_default(void)
 {

@@ -24,7 +24,8 @@ typedef enum {
     ENG_ATTN_FULL,      /* every key */
     ENG_ATTN_STREAMING, /* the window alone: first n_sink and last n_local tokens */
     ENG_ATTN_FLAT,      /* window + the best of the rest, found by a scan */
-    ENG_ATTN_GRAPH,     /* window + the best of the rest, found through the graph; a scan where there is none yet */
+    ENG_ATTN_CLUSTER, ENG_ATTN_IVF, /* ... in clusters of keys, as far as each head must look; in a fixed share of plain ones */
+    ENG_ATTN_GRAPH,     /* ... through the graph. All three: a scan until they are there */
     ENG_ATTN_AUTO,      /* whichever is cheaper: flat; without an estimate, the graph where it is ready and pays */
 } eng_attn_mode;
 
@@ -33,7 +34,7 @@ typedef struct {
     uint32_t n_sink, n_local; /* window */
     uint32_t top_k;           /* > 0: this many keys a query head. 0: dynamic, by beta and k_max */
     float beta; uint32_t k_max; /* dynamic: keys with score >= maximum - beta, at most k_max */
-    bool estimate;            /* flat, auto: add an estimate of what is neither in the window nor retrieved */
+    bool estimate;            /* add an estimate of what is neither in the window nor retrieved */
 } eng_attention;
 
 eng_attention eng_attention_default(void);
@@ -75,7 +76,7 @@ typedef struct {
     eng_kv_type type_k, type_v;
     size_t cache_ram;         /* bytes for kept contexts and their indexes; 0 keeps none */
     eng_rope_params rope;
-    bool f32_activations, graphs; /* every product in float32: slow, for evaluation; graphs for every session's keys, not only where its mode walks them */
+    bool f32_activations; uint32_t index_modes; /* every product in float32: slow, for evaluation; bits 1 << mode: what they search is built for every session's keys */
     float index_share;        /* share of CPU time that index builds may take between decode steps */
     void (*log)(void *ctx, int level, const char *text); /* syslog levels; NULL: silent */
     void *log_ctx;
@@ -108,7 +109,7 @@ const eng_info *eng_info_get(const eng_engine *e); /* [any] valid until eng_clos
 typedef struct {
     size_t cache_bytes, cache_limit;    /* RAM tier, indexes included */
     size_t index_bytes; uint32_t segments;
-    uint32_t index_pending;             /* codes and graphs wanted and not ready (layer x KV head x segment, of each) */
+    uint32_t index_pending;             /* indexes wanted and not ready (layer x KV head x segment, of each kind) */
     uint64_t hits, misses, evictions, refusals, merges; /* of the context cache: requests; segments (refused: others are worth more) */
     uint64_t prompt_tokens, cached_tokens, predicted_tokens; /* totals */
     double prompt_seconds, predicted_seconds, index_seconds;
@@ -128,8 +129,7 @@ enum {
 /* [any] text is UTF-8 (other bytes are tokenized as bytes where the vocabulary has them). `guard` (may be NULL) is a string that
  * is removed from the text after special tokens have been cut out: the server puts it inside user text that looks like
  * a control token. *ret_ids is malloc'ed. */
-int eng_tokenize(const eng_engine *e, const char *text, size_t len, unsigned flags, const char *guard, int32_t **ret_ids,
-                 size_t *ret_n);
+int eng_tokenize(const eng_engine *e, const char *text, size_t len, unsigned flags, const char *guard, int32_t **ret_ids, size_t *ret_n);
 
 /* [any] The bytes of one token, not NUL-terminated, owned by the engine; may end inside a UTF-8 character. Control tokens give
  * nothing unless special is set. -EINVAL for an id outside the vocabulary. */
@@ -185,7 +185,7 @@ typedef struct {
     double keys_held, keys_attended;         /* means over decode steps, layers, query heads; window included */
     double retrieved, probed, estimated;     /* likewise: keys read beyond the window; keys or codes that searches scored; keys in the estimate */
     double read_bytes;           /* of K, V and codes, as attended: mean over decode steps */
-    uint32_t n_graph, n_flat;    /* searches answered by a graph, by a scan */
+    uint32_t n_graph, n_cluster, n_flat; /* searches answered by a graph, by clusters (cluster, ivf), by a scan */
     eng_attn_mode mode;
 } eng_timings;
 

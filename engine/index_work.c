@@ -13,7 +13,7 @@ enum {
 typedef struct {
     eng_segment *seg;
     idx_builder *builder;
-    uint32_t item; /* head_count() codes, then as many graphs: layer * n_head_kv + head of each */
+    uint32_t item; /* head_count() of each kind in turn: layer * n_head_kv + head of each */
     uint64_t spent_ns;
     bool failed;
 } slot;
@@ -39,16 +39,24 @@ static uint32_t head_count(const eng_segment *s)
     return s->shape->n_layer * s->shape->n_head_kv;
 }
 
-/* Items of a segment: codes, and graphs where there are queries to build them from. */
+/* Kinds in the order in which they are built. A graph's estimate needs the clusters. */
+enum { CODES, CLUSTER, IVF, GRAPH, KINDS };
+
 static uint32_t item_count(const eng_segment *s)
 {
-    return head_count(s) * (s->m ? 2 : 1);
+    return head_count(s) * KINDS;
 }
 
-/* The first item from `item` on whose layer retrieves (a sliding one reads its window and no more). */
+static bool wants(const eng_segment *s, uint32_t kind)
+{
+    static const unsigned bit[KINDS] = {[CLUSTER] = ENG_WANT_CLUSTER, [IVF] = ENG_WANT_IVF, [GRAPH] = ENG_WANT_GRAPH};
+    return kind == CODES || (s->m && (s->wants & bit[kind]));
+}
+
+/* The first item from `item` on of a kind that is wanted and a layer that retrieves (a sliding one reads its window and no more). */
 static uint32_t next_wanted(const eng_segment *s, uint32_t item)
 {
-    while (item < item_count(s) && eng_kv_window(s->shape, item % head_count(s) / s->shape->n_head_kv))
+    while (item < item_count(s) && (!wants(s, item / head_count(s)) || eng_kv_window(s->shape, item % head_count(s) / s->shape->n_head_kv)))
         item++;
     return item;
 }
@@ -120,30 +128,32 @@ static int begin(slot *s)
 {
     eng_segment *seg = s->seg;
     const eng_kv_shape *shape = seg->shape;
-    uint32_t layer = s->item % head_count(seg) / shape->n_head_kv, head = s->item % shape->n_head_kv;
+    uint32_t kind = s->item / head_count(seg), layer = s->item % head_count(seg) / shape->n_head_kv, head = s->item % shape->n_head_kv;
     idx_rows keys = {eng_segment_k(seg, layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
-    if (s->item < head_count(seg)) {
-        idx_rows values = {eng_segment_v(seg, layer, head, 0), shape->row_v, seg->n, shape->head_dim, (idx_type)shape->type_v};
+    idx_rows values = {eng_segment_v(seg, layer, head, 0), shape->row_v, seg->n, shape->head_dim, (idx_type)shape->type_v};
+    if (kind == CODES) {
         const float *power = seg->query_squares + (size_t)s->item * shape->head_dim;
         return idx_builder_new_codes(&keys, &values, power, seg->code_memory ? seg->code_memory + s->item * seg->code_stride : NULL, &s->builder);
     }
     idx_queries train = {eng_segment_query(seg, layer, head, 0), seg->query_row, seg->m, shape->group};
+    if (kind != GRAPH)
+        return idx_builder_new_lists(kind == CLUSTER ? IDX_CLUSTER : IDX_IVF, &keys, &values, &train, &s->builder);
     idx_graph_params params = idx_graph_params_default();
     return idx_builder_new(&keys, &train, &params, &s->builder);
 }
 
-/* The job whose next item is to be built: codes before graphs, then the oldest segment first. NULL: all are begun. */
+/* The job whose next item is to be built: codes before other kinds, then the oldest segment first. NULL: all are begun. */
 static job *next_job(eng_index_work *w)
 {
-    job *graphs = NULL;
+    job *others = NULL;
     for (size_t i = 0; i < w->n_jobs; i++) {
         job *b = &w->jobs[i];
         if (b->next < head_count(b->seg))
             return b;
-        if (b->next < item_count(b->seg) && !graphs)
-            graphs = b;
+        if (b->next < item_count(b->seg) && !others)
+            others = b;
     }
-    return graphs;
+    return others;
 }
 
 static void fill_slots(eng_index_work *w)
@@ -177,8 +187,19 @@ static void drop_unwanted(eng_index_work *w)
 
 static idx_index **index_of(const slot *s)
 {
+    idx_index **const all[KINDS] = {[CODES] = s->seg->codes, [CLUSTER] = s->seg->cluster, [IVF] = s->seg->ivf, [GRAPH] = s->seg->index};
     uint32_t n = head_count(s->seg);
-    return s->item < n ? &s->seg->codes[s->item] : &s->seg->index[s->item - n];
+    return &all[s->item / n][s->item % n];
+}
+
+/* Which cluster a graph's hits are of. Without memory for that there is no estimate by graph. */
+static void note_members(const slot *s)
+{
+    eng_segment *seg = s->seg;
+    uint32_t *to = s->item / head_count(seg) == CLUSTER && (seg->wants & ENG_WANT_GRAPH) ? malloc(seg->n * sizeof *to) : NULL;
+    if (to)
+        idx_codes_members(*index_of(s), to);
+    seg->members[s->item % head_count(seg)] = to;
 }
 
 static void step_task(void *ctx, uint32_t task, uint32_t worker)
@@ -195,6 +216,8 @@ static void step_task(void *ctx, uint32_t task, uint32_t worker)
     idx_index **to = index_of(s);
     if (r == 0 && idx_builder_finish(s->builder, to) < 0)
         r = -ENOMEM;
+    if (r == 0 && s->item / head_count(s->seg) == CLUSTER)
+        note_members(s);
     if (r <= 0) {
         s->failed = r < 0; /* no memory: other ways to its keys are right too, only slower */
         idx_builder_free(s->builder);
@@ -219,6 +242,8 @@ static void collect(eng_index_work *w)
             idx_arena(*index_of(s), &bytes);
             s->seg->index_bytes += bytes;
             s->seg->n_codes += s->item < head_count(s->seg);
+            if (s->item / head_count(s->seg) == CLUSTER && s->seg->members[s->item % head_count(s->seg)])
+                s->seg->index_bytes += s->seg->n * sizeof **s->seg->members;
         }
         w->pending--;
         for (size_t j = 0; j < w->n_jobs; j++)

@@ -1,5 +1,5 @@
-/* Index builds as pool work (design section 3): for each layer and KV head of a sealed segment codes, and then, where the segment has sampled queries, a
- * graph. Codes come first, of all segments: they are cheap, and an estimate waits for all of a segment's.
+/* Index builds as pool work (design section 3): for each layer and KV head of a sealed segment codes, and then, from the segment's sampled queries, the kinds that
+ * it wants. Codes come first, of all segments: they are cheap, and an estimate waits for all of a segment's.
  *
  * Belongs to the engine thread. Each pool worker steps a build of its own, so that builds scale over workers without sharing anything; a build can be
  * left at any time and goes on later. A finished index is stored into its segment between steps, so a step sees what it saw at its start.

@@ -63,9 +63,12 @@ static int new_empty(const eng_kv_shape *shape, uint32_t start, uint32_t cap, bo
     s->ids = malloc((size_t)cap * sizeof *s->ids);
     s->index = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->codes = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
+    s->cluster = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
+    s->ivf = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
+    s->members = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(uint32_t *));
     s->query_squares = calloc((size_t)shape->n_layer * shape->n_head_kv * shape->head_dim, sizeof *s->query_squares);
     *ret = s;
-    if (s->ids && s->query_squares && s->index && s->codes)
+    if (s->ids && s->query_squares && s->index && s->codes && s->cluster && s->ivf && s->members)
         return 0;
     eng_segment_unref(s);
     return -ENOMEM;
@@ -140,18 +143,43 @@ void eng_segment_unref(eng_segment *s)
                 idx_free(s->index[i]);
             if (s->codes)
                 idx_free(s->codes[i]);
+            if (s->cluster)
+                idx_free(s->cluster[i]);
+            if (s->ivf)
+                idx_free(s->ivf[i]);
+            if (s->members)
+                free(s->members[i]);
         }
         if (s->code_memory)
             munmap(s->code_memory, code_bytes(s));
         eng_segment_free_queries(s);
         free(s->index);
         free(s->codes);
+        free(s->cluster);
+        free(s->ivf);
+        free(s->members);
         free(s->replaces);
         free(s->ids);
         free(s->query_squares);
         free(s);
         s = parent;
     }
+}
+
+bool eng_segment_has(const eng_segment *s, idx_index *const *all)
+{
+    for (uint32_t i = 0; i < s->shape->n_layer * s->shape->n_head_kv; i++)
+        if (!all[i] && !eng_kv_window(s->shape, i / s->shape->n_head_kv))
+            return false;
+    return true;
+}
+
+bool eng_segment_estimates_graphs(const eng_segment *s)
+{
+    for (uint32_t i = 0; i < s->shape->n_layer * s->shape->n_head_kv; i++)
+        if (!s->members[i] && !eng_kv_window(s->shape, i / s->shape->n_head_kv))
+            return false;
+    return eng_segment_has(s, s->index);
 }
 
 static size_t query_bytes(const eng_segment *s)
@@ -204,8 +232,9 @@ int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segme
             memcpy(eng_segment_k(s, layer, head, 0), eng_segment_k(src, layer, head, lo), (size_t)s->n * h->row_k);
             memcpy(eng_segment_v(s, layer, head, 0), eng_segment_v(src, layer, head, lo), (size_t)s->n * h->row_v);
         }
-    if (src->m && lo == 0 && eng_segment_alloc_queries(s, src->m) == 0) { /* without them there will be no graph: no reason to fail */
+    if (src->m && lo == 0 && eng_segment_alloc_queries(s, src->m) == 0) { /* without them there will be codes alone: no reason to fail */
         s->m = src->m;
+        s->wants = src->wants;
         memcpy(s->query_row, src->query_row, (size_t)s->m * sizeof *s->query_row);
         size_t per = (size_t)h->group * h->head_dim * sizeof(uint16_t);
         for (uint32_t layer = 0; layer < h->n_layer; layer++)

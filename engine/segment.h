@@ -35,6 +35,9 @@ typedef struct {
     uint8_t b[16];
 } eng_segment_id;
 
+/* What beside codes is built for a segment: bits, for its `wants`. */
+enum { ENG_WANT_GRAPH = 1, ENG_WANT_CLUSTER = 2, ENG_WANT_IVF = 4 };
+
 typedef struct eng_segment eng_segment;
 struct eng_segment {
     const eng_kv_shape *shape;
@@ -58,7 +61,9 @@ struct eng_segment {
     float *query_squares;       /* [layer][head][head_dim]: sums over some of its queries, all of a group: how large they are in each dimension (index.h) */
 
     idx_index **index;          /* graphs, [layer * n_head_kv + head]; NULL entries: not (yet) built */
-    idx_index **codes;          /* likewise */
+    idx_index **codes, **cluster, **ivf; /* likewise */
+    uint32_t **members;         /* likewise, [n] of each: the clusters of a graph's rows, for the estimate; owned */
+    unsigned wants;             /* which of these are to be built from the sampled queries */
     uint32_t n_codes;           /* of these that are there */
     uint8_t *code_memory;       /* [layer * n_head_kv + head][code_stride], what codes lie in; NULL: in memory of their own */
     size_t code_stride;
@@ -93,6 +98,11 @@ static inline bool eng_segment_coded(const eng_segment *s)
         n += eng_kv_window(s->shape, i) ? 0 : s->shape->n_head_kv;
     return s->n_codes == n;
 }
+
+/* Whether every head that is retrieved from has one of `all`: index, cluster or ivf. */
+bool eng_segment_has(const eng_segment *s, idx_index *const *all);
+/* Whether every graph can be searched with an estimate: by the centroids of cluster. */
+bool eng_segment_estimates_graphs(const eng_segment *s);
 
 /* Memory it takes, all parts. */
 size_t eng_segment_bytes(const eng_segment *s);

@@ -97,6 +97,20 @@ static bool retrieves(const eng_kv_shape *shape)
     return false;
 }
 
+/* What beside codes the prompt's keys are to have: for this session's searches, and for those of the modes that every session's keys are made ready for. */
+static unsigned wanted_kinds(const eng_session *s)
+{
+    const eng_attn *attn = eng_forward_attention(s->e->forward);
+    unsigned wants = eng_attn_wants(attn, &s->attention, s->n_prompt + s->room);
+    for (uint32_t mode = 0; s->e->params.index_modes >> mode; mode++) {
+        eng_attention other = s->attention;
+        other.mode = (eng_attn_mode)mode;
+        if (s->e->params.index_modes >> mode & 1)
+            wants |= eng_attn_wants(attn, &other, s->n_prompt + s->room);
+    }
+    return wants;
+}
+
 /* Memory for the tokens to come: what will be sealed goes straight to where it will stay. */
 static int add_segments(eng_session *s)
 {
@@ -112,12 +126,15 @@ static int add_segments(eng_session *s)
     int r = fill ? add_segment(s, s->n_cached, fill, &s->filling) : 0;
     if (r == 0)
         r = add_segment(s, s->n_cached + fill, delta, &s->delta);
-    if (r < 0 || fill < ENG_INDEX_MIN_TOKENS || !retrieves(shape) || !(s->e->params.graphs || eng_attn_walks(eng_forward_attention(s->e->forward), &s->attention, s->n_prompt + s->room)))
+    unsigned wants = r < 0 || fill < ENG_INDEX_MIN_TOKENS || !retrieves(shape) ? 0 : wanted_kinds(s);
+    if (!wants)
         return r;
     s->sampling.from = s->n_cached;
     s->sampling.stride = (uint32_t)(((uint64_t)n_new * shape->group + SAMPLED_QUERIES - 1) / SAMPLED_QUERIES);
-    if (eng_segment_alloc_queries(s->filling, (n_new + s->sampling.stride - 1) / s->sampling.stride) == 0)
-        s->sampling.seg = s->filling; /* else: no graph, and all the rest still works */
+    if (eng_segment_alloc_queries(s->filling, (n_new + s->sampling.stride - 1) / s->sampling.stride) == 0) {
+        s->sampling.seg = s->filling; /* else: codes alone, and all the rest still works */
+        s->filling->wants = wants;
+    }
     return 0;
 }
 
@@ -473,7 +490,9 @@ void eng_session_timings(const eng_session *s, eng_timings *ret)
     double per_step = s->n_steps ? s->n_steps : 1, heads = (double)s->e->info.n_layer * s->e->info.n_head;
     double attended = (double)(c->attended - c0->attended) / per_step, dense = (double)(c->dense - c0->dense) / per_step;
     double rows = attended - dense * (s->e->shape.group - 1); /* the dense ones are read once for a group */
-    bool scanned = s->attention.mode != ENG_ATTN_GRAPH && c->n_flat > c0->n_flat;
+    bool scanned = c->n_flat > c0->n_flat && c->n_graph == c0->n_graph && c->n_cluster == c0->n_cluster;
+    double probed = (double)(c->probed - c0->probed) / per_step; /* by lists, codes: of a byte a dimension, with a scale and a row */
+    double code = c->n_cluster > c0->n_cluster ? s->e->shape.head_dim + 6.0 : 0;
     *ret = (eng_timings){
         .cache_n = s->n_cached,
         .disk_n = s->n_read,
@@ -485,10 +504,11 @@ void eng_session_timings(const eng_session *s, eng_timings *ret)
         .keys_held = (double)s->keys_held / per_step,
         .keys_attended = attended / heads,
         .retrieved = (double)(c->retrieved - c0->retrieved) / per_step / heads,
-        .probed = (double)(c->probed - c0->probed) / per_step / heads * s->e->shape.group,
+        .probed = probed / heads * s->e->shape.group,
         .estimated = (double)(c->estimated - c0->estimated) / per_step / heads,
-        .read_bytes = rows * (double)(s->e->shape.row_k + s->e->shape.row_v) + (scanned ? (double)code_bytes(s) : 0),
+        .read_bytes = rows * (double)(s->e->shape.row_k + s->e->shape.row_v) + (scanned ? (double)code_bytes(s) : probed * code),
         .n_graph = c->n_graph - c0->n_graph,
+        .n_cluster = c->n_cluster - c0->n_cluster,
         .n_flat = c->n_flat - c0->n_flat,
         .mode = s->attention.mode,
     };

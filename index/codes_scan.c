@@ -54,6 +54,16 @@ void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part
     *ret_end = edge[1];
 }
 
+void idx_codes_members(const idx_index *ix, uint32_t *ret)
+{
+    for (uint32_t run = 0, lo, hi; run < ix->code.n_runs; run++) {
+        idx_codes_run_rows(ix->header->n, run, &lo, &hi);
+        for (uint32_t c = ix->code.run[run]; c < ix->code.run[run + 1]; c++)
+            for (uint32_t slot = ix->code.first[c]; slot < ix->code.first[c + 1]; slot++)
+                ret[lo + ix->code.ids[slot]] = c;
+    }
+}
+
 /* ---- scan ------------------------------------------------------------------------------------------------------- */
 
 void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)

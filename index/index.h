@@ -162,14 +162,14 @@ uint32_t idx_codes_run_of(uint32_t n, uint32_t row);
 
 /* The clusters of part `part` of `parts`, of about equal numbers of rows, of the runs that hold rows [lo, hi), lo < hi. */
 void idx_codes_part(const idx_index *ix, uint32_t lo, uint32_t hi, uint32_t part, uint32_t parts, uint32_t *ret_first, uint32_t *ret_end);
+void idx_codes_members(const idx_index *ix, uint32_t *ret); /* [n]: the cluster of each row */
 
 enum { IDX_PART_SLACK = 256 }; /* rows that a part may have beyond its equal share */
 
 /* Of flat, cluster or ivf: as idx_search() over the rows of clusters [first, end) that lie in [lo, hi); with weights, scores of hits that are neither near the best one nor near the
  * edge of the budget are those of their codes. Of each head h: *weights (NULL: not wanted) [h * ld + c - first], and
  * ret_m[h], which is no less than its floor; where no row has a score, the weights are 0 and ret_m[h] may be -INFINITY. */
-int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q, uint32_t first, uint32_t end, idx_scratch *s, float *weights, size_t ld,
-                   float *ret_m, idx_hits **ret_hits);
+int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q, uint32_t first, uint32_t end, idx_scratch *s, float *weights, size_t ld, float *ret_m, idx_hits **ret_hits);
 
 /* Sums and counts of a run's clusters over its rows in [lo, hi). */
 typedef struct {

@@ -224,7 +224,7 @@ static bool tune(idx_builder *b)
     if (idx_search(NULL, &b->keys, &q, l->scratch, &hits, NULL) < 0)
         return false;
     idx_code_queries(b->result, &q, l->scratch);
-    idx_lists_score(b->result, group, 1, l->scratch);
+    idx_lists_score(b->result, 0, b->result->header->n_clusters, group, 1, l->scratch);
     for (uint32_t h = 0; h < group; h++) {
         float least = INFINITY;
         for (uint32_t i = 0; i < hits[h].n; i++)

@@ -24,11 +24,11 @@ enum {
     FRESH = 64,       /* clusters between two looks at the thresholds */
 };
 
-/* In the directions kept, a key's score varies as the direction's own score says; in the others, as for a query of this length. */
-static void set_deviations(const idx_index *ix, uint32_t h, float scale, idx_scratch *s, uint32_t n)
+/* Of clusters [at, at + n). In the directions kept, a key's score varies as the direction's own score says; in the others, as for a query of this length. */
+static void set_deviations(const idx_index *ix, uint32_t h, uint32_t at, uint32_t n, float scale, idx_scratch *s)
 {
-    const float *q = s->q + (size_t)h * idx_dim_pad(ix->header->dim), *along = s->list_along + (size_t)h * IDX_DIRECTIONS * s->list_ld, *spread = ix->code.spread;
-    float *dev = s->list_dev + (size_t)h * s->list_ld, norm = 0;
+    const float *q = s->q + (size_t)h * idx_dim_pad(ix->header->dim), *along = s->list_along + (size_t)h * IDX_DIRECTIONS * s->list_ld, *spread = ix->code.spread + at;
+    float *dev = s->list_dev + (size_t)h * s->list_ld + at, norm = 0;
     for (uint32_t j = 0; j < ix->header->dim; j++)
         norm += q[j] * q[j];
     norm *= scale * scale / (float)ix->header->dim;
@@ -40,23 +40,25 @@ static void set_deviations(const idx_index *ix, uint32_t h, float scale, idx_scr
     }
 }
 
-void idx_lists_score(const idx_index *ix, uint32_t group, float scale, idx_scratch *s)
+void idx_lists_score(const idx_index *ix, uint32_t first, uint32_t end, uint32_t group, float scale, idx_scratch *s)
 {
     const idx_kernels *k = idx_kernels_get();
-    uint32_t blocks = (ix->header->n_clusters + IDX_BLOCK - 1) / IDX_BLOCK, n = blocks * IDX_BLOCK, quads = ix->code.quads;
-    k->codes(ix->code.cent_codes, ix->code.cent_scale, blocks, quads, s->code_query, group, s->list_score, s->list_ld, s->tile_best);
-    if (ix->header->kind == IDX_IVF) {
-        memset(s->list_dev, 0, (size_t)group * s->list_ld * sizeof *s->list_dev);
-        return;
-    }
+    uint32_t all = (ix->header->n_clusters + IDX_BLOCK - 1) / IDX_BLOCK, block = first / IDX_BLOCK, blocks = (end + IDX_BLOCK - 1) / IDX_BLOCK - block;
+    uint32_t at = block * IDX_BLOCK, n = blocks * IDX_BLOCK, quads = ix->code.quads;
+    k->codes(ix->code.cent_codes + (size_t)block * quads * 64, ix->code.cent_scale + at, blocks, quads, s->code_query, group, s->list_score + at, s->list_ld, s->tile_best);
     for (uint32_t h = 0; h < group; h++) {
         s->list_query[h] = s->code_query[h];
         s->list_query[h].offset = 0;
+        if (ix->header->kind == IDX_IVF)
+            memset(s->list_dev + (size_t)h * s->list_ld + at, 0, n * sizeof *s->list_dev);
     }
-    k->codes(ix->code.cent_codes + (size_t)blocks * quads * 64, ix->code.cent_scale + n, IDX_DIRECTIONS * blocks, quads, s->list_query, group, s->list_along,
-             (size_t)IDX_DIRECTIONS * s->list_ld, s->tile_best);
+    if (ix->header->kind == IDX_IVF)
+        return;
+    for (uint32_t r = 1; r <= IDX_DIRECTIONS; r++)
+        k->codes(ix->code.cent_codes + ((size_t)r * all + block) * quads * 64, ix->code.cent_scale + (size_t)r * all * IDX_BLOCK + at, blocks, quads, s->list_query, group,
+                 s->list_along + (r - 1) * n, (size_t)IDX_DIRECTIONS * s->list_ld, s->tile_best);
     for (uint32_t h = 0; h < group; h++)
-        set_deviations(ix, h, scale, s, n);
+        set_deviations(ix, h, at, n, scale, s);
 }
 
 /* ---- search ----------------------------------------------------------------------------------------------------- */
@@ -220,7 +222,7 @@ void idx_lists_scan(const idx_scan_state *whole, uint32_t top_k, float beta)
         clip(c, &part.first, &part.end);
     if (c->q->lo == c->q->hi || part.first >= part.end)
         top_k = 0;
-    idx_lists_score(c->ix, c->q->group, c->q->scale, s);
+    idx_lists_score(c->ix, whole->first, whole->end, c->q->group, c->q->scale, s);
     uint32_t span = c->q->hi - c->q->lo, wanted = top_k > LEAST_WANTED ? top_k : LEAST_WANTED;
     wanted = wanted < span ? wanted : span;
     for (uint32_t h = 0; h < c->q->group; h += HEADS)

@@ -192,9 +192,9 @@ const float *idx_visible_scales(const idx_scan_state *c, uint32_t at, uint32_t n
 /* s->q [group][dim_pad] as pairs of bytes. */
 void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s);
 
-/* Of all clusters for all heads: the centroid's score to s->list_score, the standard deviation of its keys' scores to s->list_dev (ivf: 0), and the scores'
- * rounding errors with them. s->q and the coded queries are those of the search. */
-void idx_lists_score(const idx_index *ix, uint32_t group, float scale, idx_scratch *s);
+/* Of clusters [first, end), and a few more, for all heads: the centroid's score to s->list_score, the standard deviation of its keys' scores to s->list_dev (ivf: 0), and the
+ * scores' rounding errors with them. s->q and the coded queries are those of the search. */
+void idx_lists_score(const idx_index *ix, uint32_t first, uint32_t end, uint32_t group, float scale, idx_scratch *s);
 
 /* A search of lists: candidates to the tops; weights are the centroids' scores. */
 void idx_lists_scan(const idx_scan_state *c, uint32_t top_k, float beta);

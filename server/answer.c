@@ -48,9 +48,9 @@ void srv_answer_timings(const srv_job *j, srv_buf *out)
     write_rate("predicted", t->predicted_n, t->predicted_ms, out);
     srv_buf_printf(out,
                    ",\"index_ms\":%.3f,\"keys_held\":%.1f,\"keys_attended\":%.1f,\"retrieved\":%.1f,\"probed\":%.1f,\"estimated\":%.1f,"
-                   "\"attention\":\"%s\",\"n_graph\":%u,\"n_flat\":%u}",
+                   "\"attention\":\"%s\",\"n_graph\":%u,\"n_cluster\":%u,\"n_flat\":%u}",
                    t->index_ms, t->keys_held, t->keys_attended, t->retrieved, t->probed, t->estimated, eng_attn_mode_name(t->mode), t->n_graph,
-                   t->n_flat);
+                   t->n_cluster, t->n_flat);
 }
 
 void srv_answer_progress(const srv_outbox *o, srv_buf *out)

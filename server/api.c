@@ -189,7 +189,7 @@ static int parse_attention(const cJSON *body, uint32_t n_ctx, eng_attention *a, 
         srv_json_bool(&o, "estimate", &a->estimate) < 0)
         return -EINVAL;
     if (eng_attn_mode_parse(mode, &a->mode) < 0)
-        return srv_fault_bad(f, "attention.mode", "\"attention.mode\" must be full, streaming, flat, graph or auto, not \"%.40s\"", mode);
+        return srv_fault_bad(f, "attention.mode", "\"attention.mode\" must be full, streaming, flat, cluster, ivf, graph or auto, not \"%.40s\"", mode);
     a->beta = (float)beta;
     /* More keys than the context holds mean all of them; buffers are sized by these. */
     a->top_k = (uint32_t)(top_k < n_ctx ? top_k : n_ctx);

@@ -107,8 +107,8 @@ static int print_line(bench *b, const srv_policy *p, uint32_t length, const resu
                    r->rates[0], r->rates[r->n - 1]);
     srv_buf_printf(&j, ",\"bytes_per_token\":%.0f,\"gb_per_second\":%.3f,\"peak_gb_per_second\":%.3f", r->bytes, gb, b->peak * 1e-9);
     if (mode)
-        srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_flat\":%u", t->keys_held, t->keys_attended, t->n_graph,
-                       t->n_flat);
+        srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"n_graph\":%u,\"n_cluster\":%u,\"n_flat\":%u", t->keys_held, t->keys_attended, t->n_graph,
+                       t->n_cluster, t->n_flat);
     else
         srv_buf_printf(&j, ",\"cpu_seconds\":%.4f,\"index_cpu_seconds\":%.4f", r->cpu / r->n, r->index_cpu / r->n);
     srv_buf_puts(&j, "}\n");
@@ -123,14 +123,14 @@ static void print_row(bench *b, const srv_policy *p, uint32_t length, const resu
         printf("%s, %s, %s, %u threads, which read %.1f GB/s from memory; medians of %u runs\n", b->s->model, info->type, info->cpu,
                info->n_threads, b->peak * 1e-9, b->s->repeat);
         printf("%-9s %s%8s %9s %9s %9s %9s %7s %8s%s\n", p ? "attention" : "test", p ? "budget  " : "", p ? "depth" : "tokens", "tokens/s", "min",
-               "max", "MB/token", "GB/s", "of peak", p ? "   keys read of held    by graph" : "   index: share of CPU time");
+               "max", "MB/token", "GB/s", "of peak", p ? "   keys read of held    by index" : "   index: share of CPU time");
         b->headed = true;
     }
     printf(p ? "%-9s %-7s " : "%-9s %s", p ? eng_attn_mode_name(p->attention.mode) : "prefill", p ? p->budget : "");
     printf("%8u %9.2f %9.2f %9.2f %9.1f %7.1f %7.0f%%", length, srv_median(r->rates, r->n), r->rates[0], r->rates[r->n - 1], r->bytes * 1e-6, gb, b->peak > 0 ? 100 * gb * 1e9 / b->peak : 0);
-    uint64_t searches = (uint64_t)t->n_graph + t->n_flat;
+    uint64_t skipping = (uint64_t)t->n_graph + t->n_cluster, searches = skipping + t->n_flat;
     if (p && searches)
-        printf(" %9.0f of %-8.0f %8.0f%%", t->keys_attended, t->keys_held, 100.0 * t->n_graph / (double)searches);
+        printf(" %9.0f of %-8.0f %8.0f%%", t->keys_attended, t->keys_held, 100.0 * (double)skipping / (double)searches);
     else if (p)
         printf(" %9.0f of %-8.0f %9s", t->keys_attended, t->keys_held, "-");
     else if (r->index_cpu > 0)

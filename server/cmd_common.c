@@ -85,6 +85,31 @@ static int rope_params(const cfg_settings *s, eng_rope_params *ret, char *err, s
     return 0;
 }
 
+/* Word i of a list that config/ has checked; *more: whether others follow. */
+static void list_word(const char *list, size_t i, char word[32], bool *more)
+{
+    for (; i; i--)
+        list += strcspn(list, ",") + 1;
+    size_t n = strcspn(list, ",");
+    snprintf(word, 32, "%.*s", (int)n, list);
+    *more = list[n] == ',';
+}
+
+/* Of a list of modes, those that search more than codes, as bits: auto's own choice depends on the session's length. */
+static uint32_t index_modes(const char *list)
+{
+    uint32_t modes = 0;
+    char word[32];
+    bool more = true;
+    for (size_t i = 0; more; i++) {
+        eng_attn_mode mode;
+        list_word(list, i, word, &more);
+        if (eng_attn_mode_parse(word, &mode) == 0 && mode != ENG_ATTN_AUTO)
+            modes |= 1u << mode;
+    }
+    return modes;
+}
+
 int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t errlen)
 {
     eng_params p = eng_params_default();
@@ -112,7 +137,7 @@ int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t 
     if (s->ubatch_size)
         p.n_chunk = s->ubatch_size;
     p.cache_ram = (size_t)s->cache_ram << 20;
-    p.graphs = s->attention && strstr(s->attention, "graph"); /* bench has a list */
+    p.index_modes = s->attention ? index_modes(s->attention) : 0;
     *ret = p;
     return 0;
 }
@@ -429,16 +454,6 @@ uint32_t *srv_numbers(const char *list, size_t *ret_n)
     return all;
 }
 
-/* Word i of a list that config/ has checked; *more: whether others follow. */
-static void list_word(const char *list, size_t i, char word[32], bool *more)
-{
-    for (; i; i--)
-        list += strcspn(list, ",") + 1;
-    size_t n = strcspn(list, ",");
-    snprintf(word, 32, "%.*s", (int)n, list);
-    *more = list[n] == ',';
-}
-
 int srv_policies(const cfg_settings *s, srv_policy **ret, size_t *ret_n)
 {
     cfg_settings one = *s;
@@ -492,8 +507,8 @@ int srv_prefill(eng_session *session, const char *what)
 int srv_keep_prompt(eng_engine *e, const int32_t *ids, size_t n_ids, const srv_policy *policies, size_t n)
 {
     const eng_attention *a = &policies[0].attention;
-    for (size_t i = 0; i < n && a->mode != ENG_ATTN_GRAPH; i++)
-        if (policies[i].attention.mode == ENG_ATTN_GRAPH || policies[i].attention.mode == ENG_ATTN_AUTO)
+    for (size_t i = 0; i < n && a->mode != ENG_ATTN_AUTO; i++)
+        if (policies[i].attention.mode == ENG_ATTN_AUTO)
             a = &policies[i].attention;
     eng_session *session = NULL;
     int status = srv_open_session(e, ids, n_ids, 1, a, true, &session);

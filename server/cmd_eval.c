@@ -110,7 +110,7 @@ static int print_result(eval *v, const srv_policy *p)
     srv_sort(v->kl, v->n);
     double p90 = v->kl[(v->n * 9 + 9) / 10 - 1], max = v->kl[v->n - 1];
     double ppl_full = exp(v->nll_full / n), ppl = exp(v->nll / n), agree = (double)v->same_top / n;
-    uint64_t searches = (uint64_t)t->n_graph + t->n_flat;
+    uint64_t skipping = (uint64_t)t->n_graph + t->n_cluster, searches = skipping + t->n_flat;
     if (!strcmp(v->s->output, "jsonl")) {
         srv_buf j = {0};
         srv_buf_puts(&j, "{\"test\":\"logits\",\"model\":");
@@ -121,19 +121,19 @@ static int print_result(eval *v, const srv_policy *p)
                        v->s->cache_type_k, v->s->cache_type_v, v->n_prompt, v->n);
         srv_buf_printf(&j, ",\"kl\":{\"mean\":%.6g,\"p90\":%.6g,\"max\":%.6g},\"top1_agreement\":%.4f", mean, p90, max, agree);
         srv_buf_printf(&j, ",\"perplexity_full\":%.5f,\"perplexity\":%.5f,\"perplexity_ratio\":%.5f", ppl_full, ppl, ppl / ppl_full);
-        srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"retrieved\":%.1f,\"probed\":%.1f,\"estimated\":%.1f,\"n_graph\":%u,\"n_flat\":%u}\n",
-                       t->keys_held, t->keys_attended, t->retrieved, t->probed, t->estimated, t->n_graph, t->n_flat);
+        srv_buf_printf(&j, ",\"keys_held\":%.1f,\"keys_attended\":%.1f,\"retrieved\":%.1f,\"probed\":%.1f,\"estimated\":%.1f,\"n_graph\":%u,\"n_cluster\":%u,\"n_flat\":%u}\n",
+                       t->keys_held, t->keys_attended, t->retrieved, t->probed, t->estimated, t->n_graph, t->n_cluster, t->n_flat);
         return srv_print_json(&j);
     }
     if (p == v->policies) {
         printf("%s: %zu positions after %zu tokens, against full attention (perplexity %.4f); KL divergence in nats\n", v->file, v->n, v->n_prompt, ppl_full);
         printf("%-9s %-7s %10s %10s %10s %8s %17s %23s %10s %9s\n", "attention", "budget", "KL mean", "p90", "max", "top-1", "perplexity ratio",
-               "keys read of held", "retrieved", "by graph");
+               "keys read of held", "retrieved", "by index");
     }
     printf("%-9s %-7s %10.6f %10.6f %10.6f %7.2f%% %17.5f %11.0f of %-8.0f %10.0f", mode, p->budget, mean, p90, max, 100 * agree, ppl / ppl_full,
            t->keys_attended, t->keys_held, t->retrieved);
     if (searches)
-        printf(" %8.0f%%\n", 100.0 * t->n_graph / (double)searches);
+        printf(" %8.0f%%\n", 100.0 * (double)skipping / (double)searches);
     else
         printf(" %9s\n", "-");
     fflush(stdout);

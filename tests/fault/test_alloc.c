@@ -101,7 +101,7 @@ static eng_params params(void)
     eng_params p = eng_params_default();
     p.n_ctx = 4096;
     p.n_threads = 1;   /* so that the N-th allocation is the same one each time, */
-    p.graphs = true;
+    p.index_modes = 1u << ENG_ATTN_GRAPH | 1u << ENG_ATTN_IVF;
     p.index_share = 0; /* and the answer the same: graphs are not there before it ends */
     return p;
 }

@@ -424,7 +424,7 @@ START_TEST(merged_graphs)
     eng_params p = eng_params_default();
     p.n_ctx = CTX;
     p.n_threads = 2;
-    p.graphs = true;
+    p.index_modes = 1u << ENG_ATTN_GRAPH;
     eng_engine *e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
     t_rng r = t_seed(39);
     int32_t ids[N], out[4];

@@ -1,5 +1,5 @@
 /* Sessions over kept contexts, on a tiny model with thousands of tokens: what is reused, what is exact, what is retrieved. */
-#include "kernels.h"
+#include "engine_private.h"
 #include "sessions.h"
 #include "teacher.h"
 
@@ -99,22 +99,33 @@ START_TEST(runs_are_sealed)
 }
 END_TEST
 
-/* Queries are sampled and graphs wanted only where a session's attention may search graphs. */
-START_TEST(graphs_where_they_are_used)
+/* Queries are sampled and more than codes is built only where a session's attention, or one that the engine is to be ready for, may search it. */
+START_TEST(indexes_where_they_are_used)
 {
     t_rng r = t_seed(8);
     enum { N = 2000 };
     int32_t ids[N], out[1];
-    for (int round = 0; round < 4; round++) {
+    static const struct {
+        eng_attn_mode mode;
+        bool estimate;
+        uint32_t engine, kinds;
+    } cases[] = {
+        {ENG_ATTN_AUTO, true, 0, 1}, {ENG_ATTN_AUTO, false, 0, 1}, /* without an estimate auto may walk, but not in a context as short as this */
+        {ENG_ATTN_FLAT, true, 0, 1}, {ENG_ATTN_GRAPH, false, 0, 2}, {ENG_ATTN_GRAPH, true, 0, 3}, /* an estimate by graph needs clusters */
+        {ENG_ATTN_CLUSTER, true, 0, 2}, {ENG_ATTN_IVF, true, 0, 2}, {ENG_ATTN_FLAT, true, 1u << ENG_ATTN_CLUSTER, 2},
+        {ENG_ATTN_IVF, true, 1u << ENG_ATTN_GRAPH | 1u << ENG_ATTN_FULL, 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         eng_engine *e = open_tiny((size_t)1 << 30, 2, true);
         uint32_t heads = eng_info_get(e)->n_layer * eng_info_get(e)->n_head_kv;
-        eng_request q = request(ids, N, round < 2 ? ENG_ATTN_AUTO : round == 2 ? ENG_ATTN_FLAT : ENG_ATTN_GRAPH);
-        q.attention.estimate = round != 1; /* without one, auto may walk, but not in a context as short as this */
+        eng_request q = request(ids, N, cases[i].mode);
+        q.attention.estimate = cases[i].estimate;
+        e->params.index_modes = cases[i].engine;
         eng_stats st;
         random_ids(e, &r, ids, N);
         answer(e, q, out, 0, NULL);
         eng_stats_get(e, &st);
-        ck_assert_uint_eq(st.index_pending, round == 3 ? 2 * heads : heads);
+        ck_assert_uint_eq(st.index_pending, cases[i].kinds * heads);
         eng_close(e);
     }
 }
@@ -146,7 +157,7 @@ START_TEST(retrieval_through_the_engine)
     ck_assert_uint_gt(st.index_pending, 0);
     /* codes of all heads come before any graph: then a few keys and the estimate bring answers nearer to full attention */
     uint32_t heads = eng_info_get(e)->n_layer * eng_info_get(e)->n_head_kv;
-    for (; st.index_pending > heads; eng_stats_get(e, &st))
+    for (; st.index_pending > 2 * heads; eng_stats_get(e, &st)) /* clusters and graphs */
         eng_idle(e, 1, NULL);
     double error[2] = {0};
     for (int estimate = 0; estimate < 2; estimate++) {
@@ -171,14 +182,19 @@ START_TEST(retrieval_through_the_engine)
     eng_stats_get(e, &st);
     ck_assert_uint_eq(st.index_pending, 0);
     ck_assert_uint_gt(st.index_bytes, 0);
-    q = request(ids, N, ENG_ATTN_GRAPH);
-    q.attention.top_k = 100;
-    t = answer(e, q, out, 20, NULL);
-    ck_assert_uint_eq(t.cache_n, N - 1);
-    ck_assert_uint_gt(t.n_graph, 0);
-    /* the filled segment through its graphs; everything behind it lies in the window or in short segments */
-    ck_assert_double_le(t.keys_attended, 128 + 512 + 100 + 20 + 1e-6);
-    ck_assert_double_ge(t.keys_attended, 128 + 512 + 90);
+    for (int estimate = 0; estimate < 2; estimate++) {
+        q = request(ids, N, ENG_ATTN_GRAPH);
+        q.attention.top_k = 100;
+        q.attention.estimate = estimate;
+        t = answer(e, q, out, 20, NULL);
+        ck_assert_uint_eq(t.cache_n, N - 1);
+        ck_assert_uint_gt(t.n_graph, 0);
+        /* the filled segment through its graphs; everything behind it lies in the window or in short segments, which are read with the estimate */
+        ck_assert_double_le(t.keys_attended, 128 + 512 + 100 + 20 + (estimate ? 512 + 64 : 0) + 1e-6);
+        ck_assert_double_ge(t.keys_attended, 128 + 512 + 90);
+        if (estimate)
+            ck_assert_double_eq_tol(t.keys_attended + t.estimated, t.keys_held, 1e-6);
+    }
     q = request(ids, N, ENG_ATTN_STREAMING);
     t = answer(e, q, out, 20, NULL);
     ck_assert_double_eq_tol(t.keys_attended, 128 + 512, 1e-6);
@@ -314,7 +330,7 @@ int main(void)
     tcase_add_test(c, answers_are_reused);
     tcase_add_test(c, runs_are_sealed);
     tcase_add_test(c, retrieval_through_the_engine);
-    tcase_add_test(c, graphs_where_they_are_used);
+    tcase_add_test(c, indexes_where_they_are_used);
     tcase_add_test(c, cancel_keeps_the_prefix);
     tcase_add_test(c, bounds_and_bad_prompts);
     tcase_add_test(c, small_budget);

@@ -123,7 +123,7 @@ WRONG = [
     ({"prompt": "x", "logprobs": True}, "logprobs", ["0 to 20"]),
     ({"prompt": "x", "logprobs": 21}, "logprobs", ["0 to 20"]),
     ({"prompt": "x", "attention": "full"}, "attention", ["an object"]),
-    ({"prompt": "x", "attention": {"mode": "fast"}}, "attention.mode", ["full, streaming, flat, graph or auto", "fast"]),
+    ({"prompt": "x", "attention": {"mode": "fast"}}, "attention.mode", ["full, streaming, flat, cluster, ivf, graph or auto", "fast"]),
     ({"prompt": "x", "attention": {"mode": 1}}, "attention.mode", []),
     ({"prompt": "x", "attention": {"budget": "quick"}}, "attention.budget", ["fast, default or precise", "quick"]),
     ({"prompt": "x", "attention": {"budget": 8}}, "attention.budget", []),

@@ -109,6 +109,20 @@ def test_retrieval_reads_fewer_keys(real):
     assert read(budget="precise", top_k=32) < read(budget="fast")
 
 
+@pytest.mark.parametrize("mode", ["cluster", "ivf", "graph"])
+def test_modes_that_skip_keys(real, mode):
+    """Asked for by a request, without a word of it at the start: its prompt's keys are indexed for it; the next question is answered so, and every key counts once."""
+    messages = lambda q: [{"role": "system", "content": f"A list for {mode}. " + document(180)}, {"role": "user", "content": q}]
+    policy = {"mode": mode, "n_sink": 16, "n_local": 64, "budget": "precise"}
+    chat(real, messages("On which shelf is item 4?"), max_tokens=2, attention=policy)
+    until(lambda: real.get("/props").json()["index_pending"] == 0, 300)
+    t = chat(real, messages("On which shelf is item 5?"), max_tokens=8, attention=policy)["timings"]
+    assert t["attention"] == mode and t["cache_n"] > 1000 and t["n_flat"] == 0
+    assert (t["n_graph"] > 0) == (mode == "graph") and (t["n_cluster"] > 0) == (mode != "graph")
+    assert 0 < t["retrieved"] and t["keys_attended"] < t["keys_held"]
+    assert t["estimated"] > 0 and t["keys_attended"] + t["estimated"] == pytest.approx(t["keys_held"], abs=0.2)
+
+
 def test_graph_is_built_and_used(real):
     """As the quickstart does: wait until no index is pending, then ask for the graph. No other test read the text before, for other modes."""
     messages = lambda q: [{"role": "system", "content": "A list. " + document(180)}, {"role": "user", "content": q}]

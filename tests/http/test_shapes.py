@@ -50,7 +50,7 @@ def test_timings(fake):
     assert t["prompt_ms"] == 1.0 and t["prompt_per_second"] == pytest.approx(t["prompt_n"] * 1000)
     assert set(t) == {"cache_n", "disk_n", "cache_miss", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms",
                       "predicted_per_token_ms", "predicted_per_second", "index_ms", "keys_held", "keys_attended", "retrieved", "probed",
-                      "estimated", "attention", "n_graph", "n_flat"}  # fmt: skip
+                      "estimated", "attention", "n_graph", "n_cluster", "n_flat"}  # fmt: skip
 
 
 def test_chat_stream(fake):

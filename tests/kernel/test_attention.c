@@ -443,7 +443,37 @@ static void build_codes(eng_segment *seg)
         ck_assert_int_eq(idx_builder_finish(b, &seg->codes[HEADS + h]), 0);
         idx_builder_free(b);
     }
-    seg->n_codes = LAYERS * HEADS; /* layer 0 is not asked for */
+    seg->n_codes = HEADS;
+}
+
+/* What the modes that skip keys search: a graph and clusters, from every position's queries. */
+static void build_lists(fixture *f, eng_segment *seg)
+{
+    const eng_kv_shape *shape = seg->shape;
+    uint16_t *train = malloc(sizeof *train * seg->n * GROUP * DIM);
+    uint32_t *pos = malloc(sizeof *pos * seg->n);
+    for (uint32_t h = 0; h < HEADS; h++) {
+        for (uint32_t i = 0; i < seg->n; i++) {
+            pos[i] = i;
+            kernels()->kv_store[ENG_KV_F16](f->q + ((size_t)(seg->start + i) * HEADS * GROUP + h * GROUP) * DIM, train + (size_t)i * GROUP * DIM, GROUP * DIM);
+        }
+        idx_rows keys = {eng_segment_k(seg, 1, h, 0), shape->row_k, seg->n, DIM, (idx_type)shape->type_k};
+        idx_rows values = {eng_segment_v(seg, 1, h, 0), shape->row_v, seg->n, DIM, (idx_type)shape->type_v};
+        idx_queries queries = {train, pos, seg->n, GROUP};
+        idx_graph_params params = idx_graph_params_default();
+        for (int kind = 0; kind < 3; kind++) {
+            idx_index **to = kind == 0 ? &seg->index[HEADS + h] : kind == 1 ? &seg->cluster[HEADS + h] : &seg->ivf[HEADS + h];
+            idx_builder *b;
+            ck_assert_int_eq(kind ? idx_builder_new_lists(kind == 1 ? IDX_CLUSTER : IDX_IVF, &keys, &values, &queries, &b) : idx_builder_new(&keys, &queries, &params, &b), 0);
+            ck_assert_int_eq(idx_builder_step(b, 0), 0);
+            ck_assert_int_eq(idx_builder_finish(b, to), 0);
+            idx_builder_free(b);
+        }
+        seg->members[HEADS + h] = malloc(seg->n * sizeof **seg->members);
+        idx_codes_members(seg->cluster[HEADS + h], seg->members[HEADS + h]);
+    }
+    free(train);
+    free(pos);
 }
 
 /* Makes auto's choice: reading every key costs nothing, or a scan does. */
@@ -455,7 +485,7 @@ static void choose(fixture *f, bool scan)
 }
 
 /* Where attention with the estimate is exact: with values of a few kinds, which are clusters of one value each, and with any values for a
- * query of zeros, where a cluster's mean is all that matters. Over a short segment and a coded one, cut off where another continuation
+ * query of zeros, where a cluster's mean is all that matters, whatever the clusters are of: so all kinds of index are tried with that. Over a short segment and a coded one, cut off where another continuation
  * begins, while the window moves into it; every key counts once, and none beyond the cut. Without codes everything is read. */
 START_TEST(estimate_where_it_is_exact)
 {
@@ -464,9 +494,11 @@ START_TEST(estimate_where_it_is_exact)
     for (int round = 0; round < 2 * ENG_KV_TYPES; round++) {
         int type = round / 2;
         bool few = round % 2;
+        static const uint32_t first_slides[LAYERS] = {64, 0}; /* and needs no index */
         fixture f;
         float out[HEADS * GROUP * DIM];
         setup(&f, (eng_kv_type)type, 2, cuts, 2, 1);
+        f.shape.window = first_slides;
         t_rng r = t_seed(3);
         float kinds[4][DIM];
         for (int i = 0; i < 4 * DIM; i++)
@@ -492,13 +524,16 @@ START_TEST(estimate_where_it_is_exact)
                 kernels()->kv_store[type](kinds[h], eng_segment_v(delta, 1, h, pos - CUT), DIM);
                 kernels()->kv_load[type](eng_segment_v(delta, 1, h, pos - CUT), f.v[h] + pos * DIM, DIM);
             }
-        for (int coded = 0; coded < 2; coded++) {
-            eng_attention p = policy_of(ENG_ATTN_AUTO, SINK, LOCAL, TOP);
+        static const eng_attn_mode modes[] = {ENG_ATTN_AUTO, ENG_ATTN_AUTO, ENG_ATTN_CLUSTER, ENG_ATTN_IVF, ENG_ATTN_GRAPH};
+        for (int coded = 0; coded < (few ? 2 : 5); coded++) {
+            eng_attention p = policy_of(modes[coded], SINK, LOCAL, TOP);
             p.estimate = true;
             choose(&f, true);
             ck_assert_int_eq(eng_attn_setup(f.attn, &p, &view, N, N), 0);
-            if (coded)
+            if (coded == 1)
                 build_codes(seg); /* becomes ready in the middle of a session */
+            if (coded == 2)
+                build_lists(&f, seg);
             for (uint32_t n = CUT + 1; n < CUT + 210; n += 23) {
                 eng_attn_counts before = *eng_attn_counted(f.attn);
                 const float *q = f.q + (size_t)(n - 1) * HEADS * GROUP * DIM;
@@ -520,8 +555,12 @@ START_TEST(estimate_where_it_is_exact)
                 ck_assert_uint_eq(c->attended - before.attended, (coded ? SINK + TOP + dense : n) * HEADS * GROUP);
                 ck_assert_uint_eq(c->retrieved - before.retrieved, coded ? TOP * HEADS * GROUP : 0);
                 ck_assert_uint_eq(c->estimated - before.estimated, coded ? (local - SINK - TOP) * HEADS * GROUP : 0);
-                ck_assert_uint_ge(c->probed - before.probed, coded ? (local - SINK) * HEADS : 0);
+                ck_assert_uint_ge(c->probed - before.probed, coded == 1 ? (local - SINK) * HEADS : coded ? TOP * HEADS : 0);
                 ck_assert_uint_le(c->probed - before.probed, coded ? seg->n * HEADS : 0);
+                uint32_t spans = coded ? HEADS : 0;
+                ck_assert_uint_eq(c->n_flat - before.n_flat, coded == 1 ? spans : 0);
+                ck_assert_uint_eq(c->n_cluster - before.n_cluster, coded == 2 || coded == 3 ? spans : 0);
+                ck_assert_uint_eq(c->n_graph - before.n_graph, coded == 4 ? spans : 0);
             }
         }
         /* where it is cheaper, auto reads every key, as `full` does */

@@ -69,7 +69,7 @@ static bool cancelled(const eng_session *s)
 
 /* ---- names and defaults ----------------------------------------------------------------------------------------- */
 
-static const char *const modes[] = {"full", "streaming", "flat", "graph", "auto"};
+static const char *const modes[] = {"full", "streaming", "flat", "cluster", "ivf", "graph", "auto"};
 
 eng_attention eng_attention_default(void)
 {
@@ -83,7 +83,7 @@ const char *eng_attn_mode_name(eng_attn_mode m)
 
 int eng_attn_mode_parse(const char *s, eng_attn_mode *ret)
 {
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 7; i++)
         if (strcmp(s, modes[i]) == 0) {
             *ret = (eng_attn_mode)i;
             return 0;
