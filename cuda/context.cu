@@ -97,7 +97,7 @@ void gpu_close(gpu_context *g)
     for (int i = 0; i < GPU_QUEUES; i++)
         if (g->queue[i])
             cudaStreamSynchronize(g->queue[i]);
-    void *scratch[] = {g->act_q, g->act_d, g->act_s, g->matmul_w, g->matmul_x};
+    void *scratch[] = {g->act_q, g->act, g->matmul_w, g->matmul_x, g->matmul_y};
     for (void *p : scratch)
         cudaFree(p);
     if (g->blas)
@@ -173,9 +173,10 @@ void gpu_unpin(gpu_context *g, void *pinned)
 int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t max_tokens)
 {
     size_t size = g->tensor_bf16 ? sizeof(uint16_t) : sizeof(float), blocks = ((size_t)max_cols + 31) / 32;
+    size_t tokens = ((size_t)max_tokens + GPU_MATMUL_TOKENS - 1) / GPU_MATMUL_TOKENS * GPU_MATMUL_TOKENS;
     struct { void **to; size_t bytes; } parts[] = {
-        {(void **)&g->act_q, blocks * 32}, {(void **)&g->act_d, blocks * sizeof(float)}, {(void **)&g->act_s, blocks * sizeof(float)},
-        {&g->matmul_w, max_elements * size}, {&g->matmul_x, (size_t)max_tokens * max_cols * size},
+        {(void **)&g->act_q, blocks * 32}, {(void **)&g->act, blocks * sizeof *g->act}, {&g->matmul_w, max_elements * size},
+        {&g->matmul_x, tokens * max_cols * size}, {(void **)&g->matmul_y, (size_t)GPU_MATMUL_TOKENS * GPU_MATMUL_ROWS * sizeof(float)},
     };
     for (auto &part : parts) {
         int r = gpu_alloc(g, part.bytes, part.to);

@@ -8,7 +8,7 @@
  * too old; -EIO: the device failed.
  * Threads: one at a time; with a device the same one always is best.
  * Arithmetic: float32 accumulators; each kernel has a twin in engine/ that tests compare it with, named at its place. Matrices are row-major; counts are
- * elements unless a name says bytes. Pointers into rows of weights need the alignment of their first element alone.
+ * elements unless a name says bytes. A weight begins at a multiple of 16 bytes of memory from gpu_alloc, or is whole rows of such a one.
  */
 #ifndef RETRIEVALD_GPU_H
 #define RETRIEVALD_GPU_H
@@ -75,7 +75,8 @@ typedef struct {
     gpu_type type;
 } gpu_weight;
 
-/* Scratch for the calls below, once after opening: most columns and elements of a weight, most tokens of a gpu_matmul. -ENOMEM. */
+/* Scratch for the calls below, once after opening: most columns of a weight, elements that gpu_matmul turns into bf16 at a time (at least a row; a larger
+ * weight is multiplied in parts), most tokens of a gpu_matmul. -ENOMEM. */
 int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t max_tokens);
 
 /* Decode (matvec.cu): y[i] = W[i] x for n <= 3 weights that read the same x [cols] float32; add: y[i] += W[i] x. Types with blocks: x is rounded to 8 bits a
@@ -83,7 +84,8 @@ int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t
 int gpu_matvec(gpu_context *g, const gpu_weight *const *w, float *const *y, uint32_t n, const float *x, bool add);
 
 /* Prefill (matmul.cu): y [n_tokens][rows] = x [n_tokens][cols] W^T; add: y += . W and x are rounded to bf16 for the tensor cores (float32 where the device has
- * none for it), sums are float32: dequantize.cu, then cuBLAS. A token's result does not depend on the other tokens' values. Twin: eng_linear_prefill. */
+ * none for it), sums are float32: dequantize.cu, then cuBLAS. A token's bits do not depend on the other tokens, nor on how many they are (matmul.cu).
+ * Twin: eng_linear_prefill. */
 int gpu_matmul(gpu_context *g, const gpu_weight *w, float *y, const float *x, uint32_t n_tokens, bool add);
 
 /* out [n][cols] float32 = rows ids[n] (device) of the table, times scale (rows.cu). Twin: eng_dequantize. */

@@ -15,6 +15,13 @@
 #include <cuda_runtime.h>
 
 enum { GPU_WARP = 32 };
+enum { GPU_MATMUL_TOKENS = 256, GPU_MATMUL_ROWS = 16384 }; /* of one product of matmul.cu */
+
+/* What is known of 32 activations in 8 bits beside their codes: x ~ d code, and the sums of both halves' codes. */
+struct gpu_act {
+    float d;
+    int16_t sum[2];
+};
 
 struct gpu_context {
     int device, status;
@@ -27,9 +34,10 @@ struct gpu_context {
     /* gpu_reserve; each of these is used in GPU_COMPUTE alone */
     uint32_t max_cols, max_tokens;
     size_t max_elements;
-    int8_t *act_q;              /* matvec.cu: x in 8 bits [max_cols], and a block of 32's scale and scaled sum */
-    float *act_d, *act_s;       /* [max_cols / 32] */
-    void *matmul_w, *matmul_x;  /* matmul.cu: a weight [max_elements] and activations [max_tokens][max_cols], bf16 or float32 */
+    int8_t *act_q;              /* matvec.cu: x in 8 bits [max_cols] */
+    gpu_act *act;               /* [max_cols / 32] */
+    void *matmul_w, *matmul_x;  /* matmul.cu: rows of a weight [max_elements] and activations [max_tokens][max_cols], bf16 or float32 */
+    float *matmul_y;            /* outputs [GPU_MATMUL_TOKENS][GPU_MATMUL_ROWS] */
 };
 
 struct gpu_event {
@@ -53,6 +61,9 @@ int gpu_fail(gpu_context *g, const char *what, cudaError_t error);
     extern __shared__ __align__(16) unsigned char gpu_shared_bytes[];                                                                      \
     type *name = reinterpret_cast<type *>(gpu_shared_bytes)
 #endif
+
+/* out [n][cols] bf16 or float32 = rows ids[i] (device; NULL: i) of a weight, times scale (dequantize.cu). */
+int gpu_dequantize(gpu_context *g, const gpu_weight *w, const int32_t *ids, uint32_t n, void *out, bool bf16, float scale);
 
 static inline unsigned gpu_blocks(size_t n, unsigned per_block)
 {
