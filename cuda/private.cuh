@@ -52,7 +52,7 @@ int gpu_fail(gpu_context *g, const char *what, cudaError_t error);
 
 #ifdef GPU_SIMT
 #define GPU_LAUNCH(g, kernel, grid, block, shared_bytes, ...)                                                                              \
-    GPU_TRY(g, simt_launch(#kernel, grid, block, shared_bytes, (g)->queue[GPU_COMPUTE], [=] { kernel(__VA_ARGS__); }))
+    ((g)->status ? (g)->status : gpu_fail(g, #kernel, simt_launch(#kernel, kernel, grid, block, shared_bytes, (g)->queue[GPU_COMPUTE], __VA_ARGS__)))
 #else
 #define GPU_LAUNCH(g, kernel, grid, block, shared_bytes, ...)                                                                              \
     ((g)->status ? (g)->status : (kernel<<<grid, block, shared_bytes, (g)->queue[GPU_COMPUTE]>>>(__VA_ARGS__), gpu_fail(g, #kernel, cudaGetLastError())))
