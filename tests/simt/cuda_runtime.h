@@ -117,6 +117,7 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline float __fadd_rn(float x, float y) { return x + y; }
+static inline float __fsub_rn(float x, float y) { return x - y; }
 static inline float __fdiv_rn(float x, float y) { return x / y; }
 static inline float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; }
 static inline int __float2int_rn(float x) { return (int)rintf(x); }
@@ -143,6 +144,9 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c)
         c += (uint8_t)(a >> i) * (uint8_t)(b >> i);
     return c;
 }
+/* The lower 32 bits of hi:lo shifted right, and the upper ones of it shifted left; by up to 31. */
+static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned by) { return (unsigned)(((uint64_t)hi << 32 | lo) >> (by & 31)); }
+static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned by) { return (unsigned)(((uint64_t)hi << 32 | lo) << (by & 31) >> 32); }
 /* Byte i of the result is byte (s >> 4 i & 7) of y:x, or its sign eight times where bit 3 is set. */
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s)
 {
