@@ -222,9 +222,59 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
     return 0;
 }
 
+static void gpu_lost(void *ctx)
+{
+    eng_engine *e = ctx;
+    eng_log(e, LOG_ERR, "%s: from now on the CPU computes all layers", gpu_reason(e->gpu));
+    eng_gpu_free(e->gpu_layers);
+    e->gpu_layers = NULL;
+}
+
+/* Puts the last layers on a GPU, if there is one and it can compute them. Fails only where more layers are asked for than it has room for. */
+static int open_gpu(eng_engine *e, char *err, size_t errlen)
+{
+    const double mib = 1048576;
+    int32_t wanted = e->params.n_gpu_layers;
+    int level = wanted < 0 ? LOG_INFO : LOG_WARNING;
+    eng_gpu_params p = {e->model, e->kernels, e->pool, &e->shape, e->params.n_chunk};
+    eng_gpu_plan plan;
+    char reason[256] = "";
+    if (!wanted)
+        return 0;
+    int r = e->params.f32_activations ? -ENOTSUP : gpu_open(0, &e->gpu, reason, sizeof reason);
+    if (r == 0)
+        r = gpu_info_get(e->gpu, &e->gpu_info);
+    if (r == 0)
+        r = eng_gpu_plan_make(&p, &e->gpu_info, wanted, &plan, reason, sizeof reason);
+    if (r == -ENOMEM && wanted > 0) {
+        snprintf(err, errlen, "%s", reason);
+        return r;
+    }
+    if (r == 0 && plan.n_layer)
+        r = eng_gpu_new(e->gpu, &p, &plan, &e->gpu_layers);
+    if (r == 0 && plan.n_layer && e->key_shift)
+        r = eng_gpu_shift_keys(e->gpu_layers, e->key_shift);
+    if (r < 0 || !plan.n_layer) {
+        if (e->gpu && gpu_status(e->gpu) < 0)
+            snprintf(reason, sizeof reason, "%s", gpu_reason(e->gpu));
+        eng_log(e, level, "serving from the CPU: %s", *reason ? reason : r == -ENOTSUP ? "float32 activations were asked for" : "the GPU has no memory left");
+        eng_gpu_free(e->gpu_layers);
+        e->gpu_layers = NULL;
+        return 0;
+    }
+    eng_log(e, LOG_INFO, "%s: %u of %u layers%s: %.1f MiB of weights, %.1f MiB of window, %.1f MiB of scratch; %.0f MiB were free", e->gpu_info.name, plan.n_layer,
+            e->model->n_layer, plan.output ? " and the output" : "", (double)plan.weights / mib, (double)plan.window / mib, (double)plan.scratch / mib,
+            (double)e->gpu_info.free / mib);
+    eng_forward_use_gpu(e->forward, e->gpu_layers, &plan, gpu_lost, e);
+    e->info.gpu = e->gpu_info.name;
+    e->info.n_gpu_layers = plan.n_layer;
+    if (plan.output)
+        e->n_pieces = 0; /* no weight is the CPU's to read */
+    return 0;
+}
+
 int eng_open(const char *model_path, const eng_params *params, eng_engine **ret, char *err, size_t errlen)
 {
-    char reason[128];
     eng_engine *e = calloc(1, sizeof *e);
     if (!e) {
         snprintf(err, errlen, "out of memory");
@@ -234,12 +284,12 @@ int eng_open(const char *model_path, const eng_params *params, eng_engine **ret,
     if (!e->params.n_chunk)
         e->params.n_chunk = 512;
     int r = open_parts(e, model_path, err, errlen);
+    if (r == 0)
+        r = open_gpu(e, err, errlen);
     if (r < 0) {
         eng_close(e);
         return r;
     }
-    if (gpu_open(0, &e->gpu, reason, sizeof reason) < 0)
-        eng_log(e, LOG_DEBUG, "serving from the CPU: %s", reason);
     eng_publish(e);
     *ret = e;
     return 0;
@@ -254,6 +304,7 @@ void eng_close(eng_engine *e)
     eng_index_work_free(e->index_work);
     eng_cache_free(e->cache);
     eng_forward_free(e->forward);
+    eng_gpu_free(e->gpu_layers);
     eng_pool_free(e->pool);
     eng_tokenizer_free(e->tokenizer);
     eng_rope_done(&e->rope);

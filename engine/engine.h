@@ -72,7 +72,7 @@ typedef struct {
     uint32_t n_ctx;           /* tokens a session may hold; 0: what the model was trained for */
     uint32_t n_threads;       /* 0: one per physical core */
     uint32_t n_chunk;         /* prefill tokens at a time (llama-server's ubatch); answers do not depend on it */
-    eng_cpu cpu;
+    eng_cpu cpu; int32_t n_gpu_layers; /* the last layers, on a GPU: -1: as many as fit; more than there are: all, and the output */
     eng_kv_type type_k, type_v;
     size_t cache_ram;         /* bytes for kept contexts and their indexes; 0 keeps none */
     eng_rope_params rope;
@@ -93,7 +93,7 @@ typedef struct {
     uint64_t n_params, model_bytes;
     uint32_t n_vocab, n_embd, n_layer, n_head, n_head_kv, head_dim, n_ff, n_ctx_train;
     uint32_t n_ctx, n_threads;
-    const char *cpu;                         /* kernel level in use, e.g. "avx512 (VNNI, BF16)" */
+    const char *cpu, *gpu; uint32_t n_gpu_layers; /* kernel level in use, e.g. "avx512 (VNNI, BF16)"; "NVIDIA H200" or NULL, and layers there */
     int32_t bos, eos; bool add_bos;          /* -1: none */
     uint64_t fingerprint;                    /* of the model file and the RoPE settings in effect */
     const char *rope_scaling;                /* in effect: "none", "linear", "yarn", "llama3", "longrope" */

@@ -5,7 +5,7 @@
 #include "context_cache.h"
 #include "context_names.h"
 #include "forward.h"
-#include "gpu.h"
+#include "gpu_layers.h"
 #include "index_work.h"
 #include "tokenizer.h"
 
@@ -34,6 +34,8 @@ struct eng_engine {
     eng_names *names;
     eng_holds *holds;           /* what of pinned contexts is held in memory */
     gpu_context *gpu;           /* NULL: none */
+    eng_gpu *gpu_layers;        /* likewise */
+    gpu_info gpu_info;
     eng_rope rope;
     uint32_t *window;           /* [n_layer]: shape.window */
     eng_kv_shape shape;

@@ -22,6 +22,12 @@ struct eng_forward {
     float *gate, *up;       /* [n_ff] of one token: decode */
     float *cs;              /* [rope_dim] cosines, then sines */
     float *cs_local;        /* the same, of layers with a base of their own */
+    const float *new_q, *new_k, *new_v; /* of the layer at hand, rotated: what is stored */
+
+    eng_gpu *gpu;           /* computes the layers from gpu_plan's first on; NULL: none */
+    eng_gpu_plan gpu_plan;
+    eng_lost_fn *lost;
+    void *lost_ctx;
 
     const float *key_shift; /* [n_layer][n_head_kv][d], added to keys before they are stored; NULL: nothing */
     eng_queries_fn *watch;  /* NULL: nobody */
@@ -121,6 +127,14 @@ void eng_forward_shift_keys(eng_forward *f, const float *shift)
     f->key_shift = shift;
 }
 
+void eng_forward_use_gpu(eng_forward *f, eng_gpu *gpu, const eng_gpu_plan *plan, eng_lost_fn *lost, void *ctx)
+{
+    f->gpu = gpu;
+    f->gpu_plan = gpu ? *plan : (eng_gpu_plan){0};
+    f->lost = lost;
+    f->lost_ctx = ctx;
+}
+
 /* ---- per-token work ---------------------------------------------------------------------------------------------- */
 
 /* Embedding and rotary angles of token t. */
@@ -129,9 +143,11 @@ static void begin_token(eng_forward *f, uint32_t t)
     const eng_model *m = f->p.model;
     const eng_weight *e = &m->tok_embd;
     float *x = f->x + (size_t)t * m->n_embd;
-    f->p.kernels->dequantize[e->type]((const uint8_t *)e->data + (size_t)f->ids[t] * e->row_bytes, x, m->n_embd);
-    if (m->embd_scale != 1)
-        f->p.kernels->scale(x, m->n_embd, m->embd_scale);
+    if (!f->gpu || !f->gpu_plan.output) {
+        f->p.kernels->dequantize[e->type]((const uint8_t *)e->data + (size_t)f->ids[t] * e->row_bytes, x, m->n_embd);
+        if (m->embd_scale != 1)
+            f->p.kernels->scale(x, m->n_embd, m->embd_scale);
+    }
     eng_rope_angles(f->p.rope, false, f->pos + t, f->cs + (size_t)t * m->rope_dim);
     if (m->window)
         eng_rope_angles(f->p.rope, true, f->pos + t, f->cs_local + (size_t)t * m->rope_dim);
@@ -190,16 +206,30 @@ static void keep_query(eng_forward *f, const float *q, uint32_t pos)
         f->p.kernels->kv_store[ENG_KV_F16](q + head * n, eng_segment_query(s->seg, f->layer, head, stratum), n);
 }
 
-/* Biases, norms and rotation of q and k of token t; stores k and v to their segment, and keeps the query when it is one of the sample. */
+/* Stores k and v of token t to their segment, and keeps the query when it is one of the sample. */
+static void store_token(eng_forward *f, uint32_t t)
+{
+    const eng_kernels *kn = f->p.kernels;
+    const eng_kv_shape *shape = f->p.shape;
+    uint32_t pos = f->pos + t, d = shape->head_dim;
+    size_t n_kv = (size_t)shape->n_head_kv * d;
+    const eng_span *span = &f->view->spans[eng_view_find(f->view, pos)];
+    const float *k = f->new_k + t * n_kv, *v = f->new_v + t * n_kv;
+    for (uint32_t head = 0; head < shape->n_head_kv; head++, k += d, v += d) {
+        kn->kv_store[shape->type_k](k, eng_segment_k(span->seg, f->layer, head, pos - span->seg->start), d);
+        kn->kv_store[shape->type_v](v, eng_segment_v(span->seg, f->layer, head, pos - span->seg->start), d);
+    }
+    keep_query(f, f->new_q + t * n_kv * shape->group, pos);
+}
+
+/* Biases, norms and rotation of q and k of token t, which is then stored. */
 static void place_token(eng_forward *f, uint32_t t)
 {
     const eng_model *m = f->p.model;
     const eng_layer *w = f->weights;
     const eng_kernels *kn = f->p.kernels;
-    const eng_kv_shape *shape = f->p.shape;
-    uint32_t pos = f->pos + t, d = m->head_dim;
+    uint32_t d = m->head_dim;
     size_t n_q = (size_t)m->n_head * d, n_kv = (size_t)m->n_head_kv * d;
-    const eng_span *span = &f->view->spans[eng_view_find(f->view, pos)];
     const float *cs = (w->rope == ENG_LAYER_ROPE_LOCAL ? f->cs_local : f->cs) + (size_t)t * m->rope_dim;
     float *q = f->q + t * n_q, *k = f->k + t * n_kv, *v = f->v + t * n_kv;
 
@@ -212,14 +242,11 @@ static void place_token(eng_forward *f, uint32_t t)
         turn_head(f, q + (size_t)head * d, w->q_norm, cs);
     if (f->q_scale != 1)
         kn->scale(q, n_q, f->q_scale);
-    for (uint32_t head = 0; head < m->n_head_kv; head++, k += d, v += d) {
-        turn_head(f, k, w->k_norm, cs);
-        if (f->key_shift)
-            kn->add(k, f->key_shift + ((size_t)f->layer * m->n_head_kv + head) * d, d);
-        kn->kv_store[shape->type_k](k, eng_segment_k(span->seg, f->layer, head, pos - span->seg->start), d);
-        kn->kv_store[shape->type_v](v, eng_segment_v(span->seg, f->layer, head, pos - span->seg->start), d);
-    }
-    keep_query(f, q, pos);
+    for (uint32_t head = 0; head < m->n_head_kv; head++)
+        turn_head(f, k + (size_t)head * d, w->k_norm, cs);
+    if (f->key_shift)
+        kn->add(k, f->key_shift + f->layer * n_kv, n_kv);
+    store_token(f, t);
 }
 
 /* Adds the squares of some tokens' queries to what their segments know of them. Every token would tell no more. */
@@ -230,7 +257,7 @@ static void note_queries(eng_forward *f)
     uint32_t d = shape->head_dim, n = shape->n_head_kv * d;
     for (uint32_t t = (STEP - f->pos % STEP) % STEP; t < f->n; t += STEP) {
         const eng_span *span = &f->view->spans[eng_view_find(f->view, f->pos + t)];
-        const float *q = f->q + (size_t)t * n * shape->group;
+        const float *q = f->new_q + (size_t)t * n * shape->group;
         float *to = span->seg->query_squares + (size_t)f->layer * n;
         for (uint32_t head = 0; head < shape->n_head_kv; head++, to += d)
             for (uint32_t g = 0; g < shape->group; g++, q += d)
@@ -290,12 +317,12 @@ static bool canceled(const atomic_bool *cancel)
 }
 
 /* x, with the block before added, normed and made the input of `readers`. */
-static void norm_all(eng_forward *f, const float *norm, const eng_weight *const *readers, uint32_t n, bool first)
+static void norm_all(eng_forward *f, const float *norm, const eng_weight *const *readers, uint32_t n)
 {
     f->norm = norm;
     f->readers = readers;
     f->n_readers = n;
-    each_token(f, first ? norm_token : add_norm_token);
+    each_token(f, add_norm_token);
 }
 
 /* y = W h for the f->n tokens at hand, by the prefill kernels or by the decode kernels. */
@@ -338,35 +365,97 @@ static void feed_forward(eng_forward *f)
     }
 }
 
-/* All layers over the f->n tokens; leaves the residual stream in x. */
-static int layers(eng_forward *f, const atomic_bool *cancel)
+/* The layer's queries are there, and its keys and values are stored. */
+static void layer_stored(eng_forward *f)
+{
+    if (f->watch)
+        f->watch(f->watch_ctx, f->layer, f->pos, f->n, f->new_q);
+    note_queries(f);
+}
+
+/* The first n layers over the f->n tokens; leaves the residual stream in x, but for what f->added says. */
+static int layers(eng_forward *f, uint32_t n, const atomic_bool *cancel)
 {
     const eng_model *m = f->p.model;
     each_token(f, begin_token);
-    for (f->layer = 0; f->layer < m->n_layer; f->layer++) {
+    f->added = true;
+    f->new_q = f->q;
+    f->new_k = f->k;
+    f->new_v = f->v;
+    for (f->layer = 0; f->layer < n; f->layer++) {
         if (canceled(cancel))
             return -ECANCELED;
         const eng_layer *w = f->weights = &m->layers[f->layer];
         const eng_weight *const qkv[] = {&w->wq, &w->wk, &w->wv}, *const gate_up[] = {&w->w_gate, &w->w_up};
-        norm_all(f, w->attn_norm, qkv, 3, f->layer == 0);
+        norm_all(f, w->attn_norm, qkv, 3);
         product(f, qkv, (float *const[]){f->q, f->k, f->v}, 3);
         each_token(f, place_token);
-        if (f->watch)
-            f->watch(f->watch_ctx, f->layer, f->pos, f->n, f->q);
-        note_queries(f);
+        layer_stored(f);
         if (f->decode)
             eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
         else
             eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
         f->post_norm = w->attn_post_norm;
         project(f, &w->wo, f->o);
-        norm_all(f, w->ffn_norm, gate_up, 2, false);
+        norm_all(f, w->ffn_norm, gate_up, 2);
         f->post_norm = w->ffn_post_norm;
         feed_forward(f);
         atomic_fetch_add_explicit(f->p.heartbeat, 1, memory_order_relaxed);
     }
-    norm_all(f, m->output_norm, (const eng_weight *const[]){&m->output}, 1, false);
     return 0;
+}
+
+/* ---- with the GPU ------------------------------------------------------------------------------------------------ */
+
+static void gpu_layer_done(void *ctx, uint32_t layer, const float *q, const float *k, const float *v)
+{
+    eng_forward *f = ctx;
+    f->layer = layer;
+    f->new_q = q;
+    f->new_k = k;
+    f->new_v = v;
+    each_token(f, store_token);
+    layer_stored(f);
+}
+
+/* The layers that are on the GPU, from x as the others leave it. Where the plan has no output, x is what they leave. */
+static int gpu_layers(eng_forward *f, const atomic_bool *cancel, float *logits, float *all_logits)
+{
+    if (!f->added)
+        each_token(f, add_token);
+    f->added = true;
+    eng_gpu_run run = {
+        .view = f->view, .pos = f->pos, .n = f->n, .ids = f->ids, .x = f->x, .cs = f->cs, .cs_local = f->cs_local,
+        .layer = gpu_layer_done, .ctx = f, .cancel = cancel, .heartbeat = f->p.heartbeat, .logits = logits, .all_logits = all_logits, .out = f->x,
+    };
+    return f->decode ? eng_gpu_decode(f->gpu, &run, f->attn) : eng_gpu_prefill(f->gpu, &run);
+}
+
+/* All of it on the CPU, or the first part there. Returns 1 where the logits are there. */
+static int all_layers(eng_forward *f, const atomic_bool *cancel, float *logits, float *all_logits)
+{
+    const eng_model *m = f->p.model;
+    int r = layers(f, m->n_layer - f->gpu_plan.n_layer, cancel);
+    if (r == 0 && f->gpu)
+        r = gpu_layers(f, cancel, logits, all_logits);
+    if (r < 0)
+        return r;
+    if (f->gpu && f->gpu_plan.output)
+        return 1;
+    norm_all(f, m->output_norm, (const eng_weight *const[]){&m->output}, 1);
+    return 0;
+}
+
+/* The same, by the CPU where the GPU fails on the way: whatever the layers have stored is stored again. */
+static int compute(eng_forward *f, const atomic_bool *cancel, float *logits, float *all_logits)
+{
+    int r = all_layers(f, cancel, logits, all_logits);
+    if (r >= 0 || r == -ECANCELED || !f->gpu)
+        return r;
+    f->gpu = NULL;
+    f->gpu_plan = (eng_gpu_plan){0};
+    f->lost(f->lost_ctx);
+    return all_layers(f, cancel, logits, all_logits);
 }
 
 int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids, uint32_t pos, uint32_t n, const eng_query_sampling *sampling,
@@ -379,9 +468,9 @@ int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids
     f->n = n;
     f->sampling = sampling;
     f->decode = false;
-    int r = layers(f, cancel);
-    if (r < 0)
-        return r;
+    int r = compute(f, cancel, logits, all_logits);
+    if (r)
+        return r < 0 ? r : 0;
     if (all_logits)
         product(f, (const eng_weight *const[]){&m->output}, (float *const[]){all_logits}, 1);
     if (logits)
@@ -399,9 +488,9 @@ int eng_forward_decode(eng_forward *f, const eng_view *view, int32_t id, uint32_
     f->sampling = NULL;
     eng_attn_step(f->attn, view, pos + 1);
     f->decode = true;
-    int r = layers(f, cancel);
-    if (r < 0)
-        return r;
+    int r = compute(f, cancel, logits, NULL);
+    if (r)
+        return r < 0 ? r : 0;
     product(f, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1);
     return 0;
 }

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "capture.h"
+#include "gpu_layers.h"
 #include "linear.h"
 #include "model.h"
 #include "rope.h"
@@ -31,6 +32,10 @@ void eng_forward_watch(eng_forward *f, eng_queries_fn *fn, void *ctx);
 
 /* From now on every key is stored with its head's part of `shift` [n_layer][n_head_kv][head_dim] added, which no softmax sees. NULL: as it is. Borrowed. */
 void eng_forward_shift_keys(eng_forward *f, const float *shift);
+
+/* From now on these layers are computed there; if they fail, by the CPU from then on, what they failed at too, and `lost` is told, once. NULL: all by the CPU. Borrowed. */
+typedef void eng_lost_fn(void *ctx);
+void eng_forward_use_gpu(eng_forward *f, eng_gpu *gpu, const eng_gpu_plan *plan, eng_lost_fn *lost, void *ctx);
 
 /* Where sampled queries of a prefill go: positions are drawn one from each stratum of `stride` tokens counted from `from`. seg: NULL for none. */
 typedef struct {

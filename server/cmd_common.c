@@ -132,6 +132,8 @@ int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t 
     }
     if (s->rope_scaling && rope_params(s, &p.rope, err, errlen) < 0)
         return -EINVAL;
+    if (s->gpu_layers)
+        p.n_gpu_layers = !strcmp(s->gpu_layers, "auto") ? -1 : !strcmp(s->gpu_layers, "all") ? INT32_MAX : atoi(s->gpu_layers);
     p.n_ctx = s->ctx_size;
     p.n_threads = s->threads;
     if (s->ubatch_size)
