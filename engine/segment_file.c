@@ -566,7 +566,8 @@ static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *r
     l.buffers = calloc(workers, sizeof *l.buffers);
     if (!l.buffers)
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    posix_fadvise(f->fd, 0, 0, POSIX_FADV_WILLNEED); /* a cold disk: workers read here and there, which the system takes for random */
+    /* A cold disk: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice the time. */
+    posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     eng_pool_run(reader->pool, load_task, &l, l.kv_blocks + f->n_sections - 2);
     for (uint32_t i = 0; i < workers; i++)
         free(l.buffers[i]);
