@@ -147,19 +147,25 @@ void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e)
     entry_free(e);
 }
 
+static uint32_t common(const int32_t *a, const int32_t *b, uint32_t n)
+{
+    uint32_t i = 0;
+    while (i < n && a[i] == b[i])
+        i++;
+    return i;
+}
+
 static eng_mirror_entry *longest(eng_mirror *m, const eng_prefix *p)
 {
     eng_mirror_entry *best = NULL;
     for (uint32_t i = 0; i < m->n; i++) {
         eng_mirror_entry *e = m->entries[i];
-        uint32_t start = e->head.start, left = p->n > start ? p->n - start : 0, most = e->head.n < left ? e->head.n : left, same = 0;
+        uint32_t start = e->head.start, left = p->n > start ? p->n - start : 0, most = e->head.n < left ? e->head.n : left;
         e->match = -1;
         if (!e->ours || e->unusable || e->head.tenant != p->tenant || (e->parent && e->parent->match < (int64_t)start) || start > p->n ||
             (p->exact_only && !e->head.exact))
             continue;
-        while (same < most && e->ids[same] == p->ids[start + same])
-            same++;
-        e->match = (int64_t)start + same;
+        e->match = (int64_t)start + common(e->ids, p->ids + start, most);
         if (!best || e->match > best->match || (e->match == best->match && e->head.exact && !best->head.exact))
             best = e;
     }
@@ -195,10 +201,23 @@ void eng_mirror_trace(eng_mirror *m, const eng_prefix *p)
         eng_mirror_entry *e = m->entries[i];
         uint32_t start = e->head.start, end = start + e->head.n < p->n ? start + e->head.n : p->n;
         e->match = -1;
-        if (e->head.tenant == p->tenant && start < p->n && (!e->parent || e->parent->match >= (int64_t)start) &&
-            !memcmp(e->ids, p->ids + start, (size_t)(end - start) * sizeof *p->ids))
-            e->match = end;
+        e->path = false;
+        if (e->head.tenant != p->tenant || start >= p->n || (e->parent && e->parent->match < (int64_t)start))
+            continue;
+        e->match = (int64_t)start + common(e->ids, p->ids + start, end - start);
+        e->path = e->match == end;
     }
+    for (uint32_t i = m->n; i-- > 0;) { /* children first */
+        eng_mirror_entry *e = m->entries[i];
+        if (e->path && e->parent)
+            e->parent->path = true;
+    }
+}
+
+bool eng_mirror_ends(const eng_mirror_entry *e, const eng_prefix *p)
+{
+    uint64_t end = (uint64_t)e->head.start + e->head.n;
+    return e->match == (int64_t)(end < p->n ? end : p->n);
 }
 
 static bool is_below(const eng_mirror_entry *e, const eng_mirror_entry *above)

@@ -23,6 +23,7 @@ struct eng_mirror_entry {
     bool guest;
     uint32_t number; /* while room is made */
     int64_t match;  /* scratch of a look-up, as in eng_segment */
+    bool path;      /* scratch of eng_mirror_trace */
 };
 
 typedef struct {
@@ -47,9 +48,12 @@ void eng_mirror_remove(eng_mirror *m, eng_mirror_entry *e); /* without children 
  * it become the last used. */
 eng_mirror_entry *eng_mirror_find(eng_mirror *m, const eng_prefix *p, eng_prefix_stop *ret);
 
-/* Sets `match` of each of the tenant's entries that holds tokens of ids[0, n) and before them no others, of whatever model, exact or not: how many of
- * ids there are up to its end; and -1 of all others. */
+/* Sets `match` of each of the tenant's entries, of whatever model, exact or not: how many of ids[0, n) there are up to where it goes on with others, or ends; -1:
+ * none of its own. And `path` of those that go on with no others, and of what they continue, wherever they leave that. */
 void eng_mirror_trace(eng_mirror *m, const eng_prefix *p);
+
+/* After that: whether it goes on with no others. */
+bool eng_mirror_ends(const eng_mirror_entry *e, const eng_prefix *p);
 
 /* Counts what is to come to a tier of r->limit bytes, and chooses what goes for it (worth.h), never what has pins or is named: (*ret)[0, result), children first; free
  * *ret. -ENOSPC: there is no room; -ENOMEM. */

@@ -218,6 +218,18 @@ static void set_gone(eng_names *n, eng_context *c)
         eng_names_take_out(n, c);
 }
 
+/* The same, and memory is told. */
+static void let_go(eng_names *n, eng_context *c)
+{
+    if (c->gone)
+        return;
+    if (c->model == n->model) {
+        c->next_left = n->left;
+        n->left = eng_names_ref(c);
+    }
+    set_gone(n, c);
+}
+
 /* What has expired leaves, once nobody uses it. */
 static void sweep(eng_names *n)
 {
@@ -226,7 +238,7 @@ static void sweep(eng_names *n)
         if (c->gone || !eng_names_expired(n, c) || atomic_load(&c->users))
             continue;
         remember_past(n, c);
-        set_gone(n, c);
+        let_go(n, c);
     }
 }
 
@@ -309,7 +321,7 @@ static int insert(eng_names *n, eng_context *c, bool replace, char *err, size_t 
         old->gone = false;
         count(n, old, true);
         if (r == 0)
-            set_gone(n, old);
+            let_go(n, old);
     }
     if (r == 0)
         forget_past(n, c->tenant, c->name);
@@ -391,7 +403,7 @@ static int apply(eng_names *n, eng_context *c, const eng_context_change *change,
         if (other && !eng_names_expired(n, other))
             return name_taken(err, errlen, change->name);
         if (other)
-            set_gone(n, other);
+            let_go(n, other);
         snprintf(t.name, sizeof t.name, "%s", change->name);
         forget_past(n, c->tenant, change->name);
     }
@@ -444,7 +456,7 @@ int eng_names_remove(eng_names *n, uint64_t tenant, const char *name)
     int r = eng_names_find(n, tenant, name, &c);
     if (r == 0) {
         eng_names_ref(c);
-        set_gone(n, c);
+        let_go(n, c);
     }
     pthread_mutex_unlock(&n->lock);
     if (r == 0)
@@ -464,16 +476,37 @@ void eng_names_abandon(eng_names *n, eng_context *c)
         n->sync(n->sync_ctx, false);
 }
 
-void eng_names_tick(eng_names *n)
+/* With the lock held: where the first one that nobody uses is linked. NULL: there is none. */
+static eng_context **next_left(eng_names *n)
+{
+    for (eng_context **p = &n->left; *p; p = &(*p)->next_left)
+        if (!atomic_load(&(*p)->users))
+            return p;
+    return NULL;
+}
+
+eng_context *eng_names_next_left(eng_names *n)
+{
+    pthread_mutex_lock(&n->lock);
+    eng_context **p = next_left(n), *c = p ? *p : NULL;
+    if (c)
+        *p = c->next_left;
+    pthread_mutex_unlock(&n->lock);
+    return c;
+}
+
+bool eng_names_tick(eng_names *n)
 {
     bool gone = false;
     pthread_mutex_lock(&n->lock);
     sweep(n);
     for (uint32_t i = 0; i < n->n; i++)
         gone = gone || (n->all[i]->gone && !atomic_load(&n->all[i]->users));
+    bool news = n->served != n->version || next_left(n);
     pthread_mutex_unlock(&n->lock);
     if (gone && n->sync)
         n->sync(n->sync_ctx, false);
+    return news;
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -505,6 +538,10 @@ void eng_names_free(eng_names *n)
         return;
     while (n->n)
         eng_names_take_out(n, n->all[n->n - 1]);
+    for (eng_context *c = n->left, *next; c; c = next) {
+        next = c->next_left;
+        eng_names_unref(c);
+    }
     free(n->all);
     pthread_mutex_destroy(&n->lock);
     pthread_mutex_destroy(&n->changing);

@@ -36,7 +36,7 @@ int eng_names_alter(eng_names *n, uint64_t tenant, const char *name, const eng_c
 int eng_names_remove(eng_names *n, uint64_t tenant, const char *name);
 int eng_names_list(eng_names *n, uint64_t tenant, const char *name, eng_names_disk *disk, void *ctx, eng_context_info **ret);
 void eng_names_abandon(eng_names *n, eng_context *c);
-void eng_names_tick(eng_names *n);
+bool eng_names_tick(eng_names *n);
 
 /* One row of the catalog, when it is opened. -ENOMEM. */
 int eng_names_load(eng_names *n, const eng_catalog_name *row);
@@ -46,6 +46,13 @@ void eng_names_write(eng_names *n, eng_catalog *c, void (*drop)(void *ctx, const
 
 /* Each context whose tokens must stay, also of another model: it lives, or has expired and is still in use. */
 void eng_names_each(eng_names *n, void (*each)(void *ctx, const eng_prefix *p), void *ctx);
+
+/* Whether one of these needs a part of a segment. */
+bool eng_names_need(eng_names *n, const eng_segment *s);
+
+/* One of this model's whose name has gone, by removal or expiry, once nobody uses it: memory lets go of its tokens. The caller's reference. NULL: none. */
+eng_context *eng_names_next_left(eng_names *n);
+eng_prefix eng_names_prefix(const eng_context *c);
 
 /* What the engine thread knows about one of this model's. */
 typedef struct {

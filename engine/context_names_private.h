@@ -21,6 +21,7 @@ struct eng_context {
     int64_t expires, used;
     uint64_t hits, tried; /* tried: the last eng_names_write that looked at it */
     int result;           /* of the last write of its row */
+    eng_context *next_left;
     /* written by the engine thread */
     _Atomic(eng_context_state) state;
     char error[160]; /* before state becomes ENG_CONTEXT_FAILED */
@@ -46,7 +47,8 @@ struct eng_names {
     uint32_t n, cap, n_past;
     size_t bytes;
     uint64_t tokens, pinned_tokens; /* different ones, of those in the table, of the pinned among them: what begins alike counts once */
-    uint64_t version, pass;
+    uint64_t version, served, pass; /* served: the version that the engine thread last saw */
+    eng_context *left; /* whose names have gone, and whose tokens memory is to let go of; a reference each */
     past_name past[ENG_NAMES_PAST];
 };
 
@@ -56,11 +58,6 @@ typedef struct {
     bool pinned;
     int64_t expires;
 } eng_names_terms;
-
-static inline eng_prefix eng_names_prefix(const eng_context *c)
-{
-    return (eng_prefix){.tenant = c->tenant, .ids = c->ids, .n = (uint32_t)c->content.n_ids};
-}
 
 eng_names_terms eng_names_terms_of(const eng_context *c);
 

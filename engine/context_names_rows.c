@@ -8,6 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+eng_prefix eng_names_prefix(const eng_context *c)
+{
+    return (eng_prefix){.tenant = c->tenant, .ids = c->ids, .n = (uint32_t)c->content.n_ids};
+}
+
 /* ---- listing ----------------------------------------------------------------------------------------------------- */
 
 /* With the lock held. */
@@ -70,6 +75,7 @@ int eng_names_items(eng_names *n, eng_names_item **ret)
         if (!c->gone && c->model == n->model && (!eng_names_expired(n, c) || atomic_load(&c->users)))
             items[found++] = (eng_names_item){eng_names_ref(c), eng_names_prefix(c), c->pinned};
     }
+    n->served = items ? n->version : n->served;
     pthread_mutex_unlock(&n->lock);
     if (!items)
         return -ENOMEM;
@@ -96,6 +102,24 @@ void eng_names_each(eng_names *n, void (*each)(void *ctx, const eng_prefix *p), 
         }
     }
     pthread_mutex_unlock(&n->lock);
+}
+
+typedef struct {
+    const eng_segment *seg;
+    bool needed;
+} need;
+
+static void look_for(void *ctx, const eng_prefix *p)
+{
+    need *w = ctx;
+    w->needed = w->needed || (w->seg->start < p->n && eng_prefix_agrees(p, w->seg));
+}
+
+bool eng_names_need(eng_names *n, const eng_segment *s)
+{
+    need w = {.seg = s};
+    eng_names_each(n, look_for, &w);
+    return w.needed;
 }
 
 /* ---- the catalog ------------------------------------------------------------------------------------------------- */

@@ -65,6 +65,9 @@ size_t eng_store_size(eng_store *s, const eng_segment_id *id, uint64_t *ret_wort
 /* Names, from any thread: has the catalog brought up to date, before what else is queued; wait: until it is. */
 void eng_store_sync_names(eng_store *s, bool wait);
 
+/* A name has gone, and memory has let go of its tokens: what no other name needs of them, and of what goes on from there, is not found any more, nor written. */
+void eng_store_forget_tokens(eng_store *s, const eng_prefix *p);
+
 /* What of these tokens prompts would find. */
 void eng_store_residence(eng_store *s, const eng_prefix *p, uint32_t *ret_tokens, uint64_t *ret_bytes);
 

@@ -80,7 +80,7 @@ void eng_store_residence(eng_store *s, const eng_prefix *p, uint32_t *ret_tokens
     eng_mirror_trace(&s->mirror, p);
     for (uint32_t i = 0; i < s->mirror.n; i++) {
         const eng_mirror_entry *e = s->mirror.entries[i];
-        if (e->match < 0 || !e->ours || e->unusable)
+        if (!e->path || !e->ours || e->unusable)
             continue;
         *ret_tokens = e->match > *ret_tokens ? (uint32_t)e->match : *ret_tokens;
         *ret_bytes += e->head.bytes;

@@ -17,7 +17,7 @@ struct eng_store_job {
     eng_store_job *next;
     eng_segment *seg; /* to be written; NULL: the segment `head.id` and all below it are to be removed */
     eng_segment_head head;
-    bool codes;
+    bool codes, unwanted; /* unwanted: guarded by lock; its tokens' name went meanwhile */
     int result;
 };
 

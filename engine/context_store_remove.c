@@ -39,7 +39,7 @@ static void mark_tokens(void *ctx, const eng_prefix *p)
     eng_mirror *m = ctx;
     eng_mirror_trace(m, p);
     for (uint32_t i = 0; i < m->n; i++)
-        m->entries[i]->named = m->entries[i]->named || m->entries[i]->match >= 0;
+        m->entries[i]->named = m->entries[i]->named || m->entries[i]->path;
 }
 
 /* With the lock held. */
@@ -62,6 +62,11 @@ static int64_t choose_victims(eng_store *s, uint64_t bytes, const eng_segment_id
     if (s->mirror.bytes + bytes > room.limit)
         mark_named(s);
     int64_t n = bytes > room.limit ? -EFBIG : eng_mirror_choose(&s->mirror, &room, ret);
+    if (n == -ENOSPC && claim == UINT64_MAX) { /* a smaller budget than names were given under: they keep their tokens' ids */
+        for (uint32_t i = 0; i < s->mirror.n; i++)
+            s->mirror.entries[i]->named = false;
+        n = eng_mirror_choose(&s->mirror, &room, ret);
+    }
     for (int64_t i = 0; i < n; i++) {
         eng_mirror_entry *v = (*ret)[i];
         v->unusable = true;
@@ -96,10 +101,31 @@ static eng_mirror_entry *last_of(eng_store *s, const eng_prefix *p)
     eng_mirror_trace(&s->mirror, p);
     for (uint32_t i = 0; i < s->mirror.n; i++) {
         eng_mirror_entry *e = s->mirror.entries[i];
-        if (!e->unusable && e->match >= 0 && (!last || e->match > last->match))
+        if (!e->unusable && eng_mirror_ends(e, p) && (!last || e->match > last->match))
             last = e;
     }
     return last;
+}
+
+static bool has_usable_children(const eng_store *s, const eng_mirror_entry *e)
+{
+    for (uint32_t i = 0; i < s->mirror.n; i++)
+        if (s->mirror.entries[i]->parent == e && !s->mirror.entries[i]->unusable)
+            return true;
+    return false;
+}
+
+/* The next of what goes with a name, which nobody can begin to read any more. *io_end: where its tokens end on disk; -1 at first.
+ * With the lock held. */
+static bool condemn_next(eng_store *s, const eng_prefix *p, int64_t *io_end, eng_segment_id *ret)
+{
+    mark_named(s);
+    eng_mirror_entry *e = last_of(s, p);
+    *io_end = *io_end < 0 && e ? e->match : *io_end;
+    bool goes = e && (e->match == *io_end || !has_usable_children(s, e)) && eng_mirror_condemn(&s->mirror, e);
+    if (goes)
+        *ret = e->head.id;
+    return goes;
 }
 
 void eng_store_drop_name(void *ctx, const eng_prefix *p)
@@ -109,14 +135,43 @@ void eng_store_drop_name(void *ctx, const eng_prefix *p)
     for (;;) {
         eng_segment_id id;
         pthread_mutex_lock(&s->lock);
-        mark_named(s);
-        eng_mirror_entry *e = last_of(s, p);
-        end = end < 0 && e ? e->match : end;
-        bool goes = e && (e->match == end || !e->children) && eng_mirror_condemn(&s->mirror, e);
-        if (goes)
-            id = e->head.id;
+        bool goes = condemn_next(s, p, &end, &id);
         pthread_mutex_unlock(&s->lock);
         if (!goes || eng_store_forget_tree(s, &id) < 0)
             return;
+    }
+}
+
+/* A job is not wanted when what it writes agrees with these tokens, and neither a name needs that, nor what continues it and is on its way, too. With the lock held. */
+static void disown(eng_store *s, eng_store_job *j, const eng_prefix *p)
+{
+    bool needed = !j->seg || !eng_prefix_agrees(p, j->seg);
+    for (eng_store_job *k = s->queue.first; k && !needed; k = k->next)
+        for (const eng_segment *seg = k->seg; seg && !needed; seg = seg->parent)
+            needed = seg == j->seg && s->p.names && eng_names_need(s->p.names, k->seg);
+    j->unwanted = j->unwanted || !(needed || (s->p.names && eng_names_need(s->p.names, j->seg)));
+}
+
+void eng_store_forget_tokens(eng_store *s, const eng_prefix *p)
+{
+    int64_t end = -1;
+    bool goes = true;
+    pthread_mutex_lock(&s->lock);
+    if (s->running)
+        disown(s, s->running, p);
+    for (eng_store_job *j = s->queue.first; j; j = j->next)
+        disown(s, j, p);
+    pthread_mutex_unlock(&s->lock);
+    while (goes) {
+        eng_store_job *j = calloc(1, sizeof *j);
+        if (!j)
+            return; /* what was written meanwhile is left to eviction */
+        pthread_mutex_lock(&s->lock);
+        goes = condemn_next(s, p, &end, &j->head.id);
+        pthread_mutex_unlock(&s->lock);
+        if (goes)
+            eng_store_enqueue(s, j);
+        else
+            free(j);
     }
 }

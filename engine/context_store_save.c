@@ -93,7 +93,7 @@ static int keep_entry(eng_store *s, const eng_store_job *j)
     if (r < 0)
         return r;
     pthread_mutex_lock(&s->lock);
-    r = eng_mirror_add(&s->mirror, &row, &s->p.owner, &e);
+    r = j->unwanted ? -ECANCELED : eng_mirror_add(&s->mirror, &row, &s->p.owner, &e);
     pthread_mutex_unlock(&s->lock);
     if (r < 0)
         eng_catalog_remove(s->catalog, &j->head.id);
@@ -123,12 +123,12 @@ static void drop_replaced(eng_store *s, const eng_store_job *j)
 int eng_store_write(eng_store *s, eng_store_job *j)
 {
     pthread_mutex_lock(&s->lock);
-    bool there = eng_mirror_get(&s->mirror, &j->head.id), orphan = j->head.start && !eng_mirror_get(&s->mirror, &j->head.parent);
+    bool unwanted = j->unwanted, there = eng_mirror_get(&s->mirror, &j->head.id), orphan = j->head.start && !eng_mirror_get(&s->mirror, &j->head.parent);
     pthread_mutex_unlock(&s->lock);
-    if (there || orphan) {
+    if (there || orphan || unwanted) {
         if (there)
             drop_replaced(s, j);
-        return there ? 0 : -ENOENT;
+        return there || unwanted ? 0 : -ENOENT;
     }
     uint64_t begin = eng_now_ns();
     int r = eng_store_make_room(s, j->head.bytes, &j->head.parent, eng_worth_claim(eng_worth_used(0, j->head.start + j->head.n)));
@@ -146,5 +146,5 @@ int eng_store_write(eng_store *s, eng_store_job *j)
         s->stats.save_seconds += (double)(eng_now_ns() - begin) * 1e-9;
     }
     pthread_mutex_unlock(&s->lock);
-    return r;
+    return r == -ECANCELED ? 0 : r; /* not wanted any more: as it should be */
 }

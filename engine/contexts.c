@@ -235,6 +235,17 @@ void eng_disk_failed(eng_engine *e, const eng_segment *s)
     eng_store_failed(e->disk->store, &s->id);
 }
 
+void eng_disk_forget(eng_engine *e, const eng_prefix *p)
+{
+    eng_disk *d = e->disk;
+    if (!d)
+        return;
+    for (uint32_t i = d->n; i-- > 0;)
+        if (eng_prefix_agrees(p, d->waiting[i]) && !eng_names_need(e->names, d->waiting[i]))
+            eng_disk_leave(e, d->waiting[i]);
+    eng_store_forget_tokens(d->store, p);
+}
+
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position)
 {
     return e->disk && eng_store_evicted(e->disk->store, p, position);

@@ -82,7 +82,7 @@ int eng_disk_verify(const char *dir, void (*bad)(void *ctx, const char *path, en
 
 /* ---- names ------------------------------------------------------------------------------------------------------ *
  * A name stands for tokens: a tenant's, of this model. While it lives, what is on disk of these tokens is not evicted; nor is, of a pinned one, what is
- * in memory. It lives until its time or its removal; what only it needed goes from disk with it, once nobody uses it any more. Names outlast the program
+ * in memory. It lives until its time or its removal; what only it needed goes with it from memory and disk, once nobody uses it any more: no prompt finds it. Names outlast the program
  * where there is a disk tier, and have the catalog as their only place: one that is lost, and not only damaged, takes them along.
  * All of these may be called from any thread; those marked [waits] write to disk before they return. */
 
@@ -149,7 +149,7 @@ typedef struct {
 /* The tenant's living contexts, oldest first, or the one of that name. The number of them, -ENOENT, -ESTALE, -ENOMEM. */
 int eng_context_list(eng_engine *e, uint64_t tenant, const char *name, eng_context_info **ret);
 
-/* Lets go of what has expired; once a second. Does not wait. */
-void eng_contexts_tick(eng_engine *e);
+/* Lets go of what has expired; once a second. Does not wait. Whether the engine thread has something to do about names: eng_idle(). */
+bool eng_contexts_tick(eng_engine *e);
 
 #endif

@@ -81,6 +81,9 @@ int eng_merge_turn(eng_engine *e, const atomic_bool *stop);
 /* The file of a mapped segment failed under it: it is not used any more. */
 void eng_disk_failed(eng_engine *e, const eng_segment *s);
 
+/* A name has gone: what only it needed is not written, nor found on disk, any more. */
+void eng_disk_forget(eng_engine *e, const eng_prefix *p);
+
 /* Whether what would have gone on at `position` was evicted. */
 bool eng_disk_evicted(eng_engine *e, const eng_prefix *p, uint32_t position);
 
@@ -95,6 +98,9 @@ void eng_named_close(eng_engine *e);
 
 /* From now on names are written: there is a disk tier. */
 void eng_named_backed(eng_engine *e, const eng_disk_params *p, eng_names_sync *sync, void *sync_ctx);
+
+/* Before a look-up: lets go of what only names needed that have gone since, in memory and on the way to disk. */
+void eng_named_forget(eng_engine *e);
 
 /* Between sessions: holds in memory what pinned contexts have there, reads what they have on disk, and says what of all of them is in memory. */
 void eng_named_turn(eng_engine *e, const atomic_bool *stop);

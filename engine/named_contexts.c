@@ -106,10 +106,83 @@ static uint64_t state_of(const eng_engine *e)
     return sum;
 }
 
+static bool is_below(const eng_segment *s, const eng_segment *above)
+{
+    while (s && s != above)
+        s = s->parent;
+    return s;
+}
+
+static uint32_t end_in(const eng_prefix *p, const eng_segment *s)
+{
+    return s->start + s->n < p->n ? s->start + s->n : p->n;
+}
+
+/* Where the tokens that memory has of these end. NULL: it has none. */
+static eng_segment *last_of(eng_segment *const *all, uint32_t n, const eng_prefix *p)
+{
+    eng_segment *last = NULL;
+    for (uint32_t i = 0; i < n; i++)
+        if (all[i]->start < p->n && eng_prefix_agrees(p, all[i]) && (!last || end_in(p, all[i]) > end_in(p, last)))
+            last = all[i];
+    return last;
+}
+
+static bool leads_on(eng_segment *const *all, uint32_t n, const eng_segment *s)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (all[i]->parent == s)
+            return true;
+    return false;
+}
+
+/* Drops it with all that goes on from there, unless a name needs something of that. */
+static bool drop_tree(eng_engine *e, const eng_segment *above)
+{
+    uint32_t n;
+    eng_segment *const *all = eng_cache_segments(e->cache, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (is_below(all[i], above) && eng_names_need(e->names, all[i]))
+            return false;
+    for (uint32_t i = n; i-- > 0;) /* children first */
+        if (is_below(all[i], above))
+            eng_cache_drop(e->cache, all[i]);
+    return true;
+}
+
+/* As on disk (context_store_remove.c). */
+static void forget_in_memory(eng_engine *e, const eng_prefix *p)
+{
+    uint32_t n, end = 0;
+    for (;;) {
+        eng_segment *const *all = eng_cache_segments(e->cache, &n);
+        const eng_segment *last = last_of(all, n, p);
+        end = end || !last ? end : end_in(p, last);
+        if (!last || (end_in(p, last) < end && leads_on(all, n, last)) || !drop_tree(e, last))
+            return;
+    }
+}
+
+void eng_named_forget(eng_engine *e)
+{
+    eng_context *c;
+    if (e->in_session)
+        return;
+    while ((c = eng_names_next_left(e->names))) {
+        eng_prefix p = eng_names_prefix(c);
+        forget_in_memory(e, &p);
+        eng_disk_forget(e, &p);
+        eng_names_unref(c);
+        eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just dropped */
+        eng_publish(e);
+    }
+}
+
 void eng_named_turn(eng_engine *e, const atomic_bool *stop)
 {
     eng_holds *h = e->holds;
     eng_names_item *items;
+    eng_named_forget(e);
     uint64_t state = state_of(e);
     if (state == h->seen)
         return;
@@ -174,7 +247,7 @@ int eng_context_list(eng_engine *e, uint64_t tenant, const char *name, eng_conte
     return eng_names_list(e->names, tenant, name, on_disk, e, ret);
 }
 
-void eng_contexts_tick(eng_engine *e)
+bool eng_contexts_tick(eng_engine *e)
 {
-    eng_names_tick(e->names);
+    return eng_names_tick(e->names);
 }

@@ -1,9 +1,22 @@
 #include "prefix.h"
 
+#include <string.h>
 #include <xxhash.h>
 
 /* So many tokens tell a segment from others that begin at the same place. */
 enum { TOLD_BY = ENG_CACHE_MIN_PREFIX };
+
+bool eng_prefix_agrees(const eng_prefix *p, const eng_segment *s)
+{
+    if (s->tenant != p->tenant)
+        return false;
+    for (uint32_t end = s->start + s->n; s; end = s->start, s = s->parent) {
+        uint32_t most = end < p->n ? end : p->n;
+        if (most > s->start && memcmp(s->ids, p->ids + s->start, (size_t)(most - s->start) * sizeof *s->ids) != 0)
+            return false;
+    }
+    return true;
+}
 
 void eng_evicted_add(eng_evicted *l, uint64_t tenant, uint32_t start, const int32_t *ids, uint32_t n)
 {

@@ -3,6 +3,7 @@
 #define RETRIEVALD_PREFIX_H
 
 #include "contexts.h"
+#include "segment.h"
 
 enum { ENG_CACHE_MIN_PREFIX = 64 }; /* tokens: a shorter common prefix is not worth a segment border */
 
@@ -22,6 +23,9 @@ static inline eng_prefix_stop eng_prefix_stop_at(const eng_prefix *p, uint32_t m
         why = ENG_MISS_ABSENT;
     return (eng_prefix_stop){match, match == p->n ? ENG_MISS_NONE : why};
 }
+
+/* Whether the tokens up to the segment's end are the prefix's, as far as both go. */
+bool eng_prefix_agrees(const eng_prefix *p, const eng_segment *s);
 
 /* The last segments that were evicted, by their first tokens. All zero: none. */
 typedef struct {

@@ -169,6 +169,7 @@ static int find_prefix(eng_session *s)
 {
     eng_engine *e = s->e;
     eng_prefix p = {s->tenant, s->ids, s->n_prompt - 1, s->attention.mode == ENG_ATTN_FULL};
+    eng_named_forget(e);
     int64_t found = eng_cache_find(e->cache, &p, &s->view, &s->stop);
     if (found < 0)
         return (int)found;

@@ -245,8 +245,8 @@ static void on_tick(uv_timer_t *t)
     double now = srv_now_ms();
     feed_watchdog(s, now);
     srv_http_tick(s, now);
-    if (atomic_load(&s->app.state) == SRV_READY)
-        eng_contexts_tick(s->app.engine);
+    if (atomic_load(&s->app.state) == SRV_READY && eng_contexts_tick(s->app.engine))
+        srv_queue_nudge(&s->queue);
     if (s->draining && now > s->drain_deadline_ms) {
         if (s->stopping) {
             uv_stop(&s->loop);

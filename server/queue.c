@@ -115,11 +115,20 @@ void srv_queue_stop(srv_queue *q)
     pthread_mutex_unlock(&q->lock);
 }
 
+void srv_queue_nudge(srv_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    q->nudged = true;
+    pthread_cond_signal(&q->more);
+    pthread_mutex_unlock(&q->lock);
+}
+
 srv_job *srv_queue_take(srv_queue *q, bool wait, bool *ret_stop)
 {
     pthread_mutex_lock(&q->lock);
-    while (wait && !q->head && !q->stop)
+    while (wait && !q->head && !q->stop && !q->nudged)
         pthread_cond_wait(&q->more, &q->lock);
+    q->nudged = false;
     srv_job *j = q->stop ? NULL : q->head;
     if (j) {
         q->head = j->next;

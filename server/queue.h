@@ -16,7 +16,7 @@ typedef struct {
     uint32_t n_waiting;   /* guarded by lock */
     srv_job *running;     /* guarded by lock */
     srv_job *dirty;       /* guarded by lock */
-    bool stop;            /* guarded by lock */
+    bool stop, nudged;    /* guarded by lock */
     atomic_bool cancel;   /* of the running job */
     atomic_bool poke;     /* a job or the end is waiting: background work gives way */
     void (*wake)(void *); /* tells the loop; from the engine thread, without the lock */
@@ -37,8 +37,10 @@ srv_job *srv_queue_news(srv_queue *q, srv_outbox *ret);
 void srv_queue_depth(srv_queue *q, uint32_t *ret_waiting, uint32_t *ret_running);
 /* Loop: the engine thread ends after the job it has. */
 void srv_queue_stop(srv_queue *q);
+/* Loop: the engine thread is to look after what it does when there is no job. */
+void srv_queue_nudge(srv_queue *q);
 
-/* Engine: the next job, which is running from now on; NULL when none waits (wait false) or at the end (*ret_stop). */
+/* Engine: the next job, which is running from now on; NULL when none waits (wait false), after a nudge, or at the end (*ret_stop). */
 srv_job *srv_queue_take(srv_queue *q, bool wait, bool *ret_stop);
 /* Engine: appends text with its tokens; waits while the loop is far behind with this stream, so that what waits is bounded. -ENOMEM */
 int srv_queue_text(srv_queue *q, srv_job *j, const char *text, size_t len, const eng_token *tokens, size_t n_tokens);

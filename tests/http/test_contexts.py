@@ -162,6 +162,8 @@ def test_named_text_after_a_restart(kept, end, tmp_path):
     until(lambda: resting(daemon), 300)
     assert requests.delete(daemon.base + "/v1/contexts/shelves").status_code == 200
     assert not list((tmp_path / "state").rglob("*.seg"))  # it was all there was
+    until(lambda: daemon.metrics()["retrievald_cache_bytes"] == 0, 60)  # in memory, too, though nobody asks for anything
+    assert chat(daemon, [{"role": "user", "content": text}], max_tokens=1)["timings"]["cache_n"] == 0
     daemon.stop()
     assert kept().get("/v1/contexts").json()["data"] == []
 

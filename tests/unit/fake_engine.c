@@ -218,9 +218,24 @@ void eng_stats_get(const eng_engine *e, eng_stats *ret)
                        .heartbeat = e->heartbeat};
 }
 
+/* Nothing is kept for a name here. */
+static void look_at_names(eng_engine *e)
+{
+    eng_names_item *items;
+    eng_context *c;
+    while ((c = eng_names_next_left(e->names)))
+        eng_names_unref(c);
+    int n = eng_names_items(e->names, &items);
+    for (int i = 0; i < n; i++)
+        eng_names_unref(items[i].context);
+    if (n >= 0)
+        free(items);
+}
+
 int eng_idle(eng_engine *e, uint32_t max_ms, const atomic_bool *stop)
 {
     (void)max_ms;
+    look_at_names(e);
     if (e->pending && !(stop && atomic_load(stop)))
         e->pending--;
     return e->pending > 0;
@@ -557,9 +572,9 @@ int eng_context_list(eng_engine *e, uint64_t tenant, const char *name, eng_conte
     return eng_names_list(e->names, tenant, name, NULL, NULL, ret);
 }
 
-void eng_contexts_tick(eng_engine *e)
+bool eng_contexts_tick(eng_engine *e)
 {
-    eng_names_tick(e->names);
+    return eng_names_tick(e->names);
 }
 
 int eng_disk_verify(const char *dir, void (*bad)(void *ctx, const char *path, eng_miss why, const char *err), void *ctx, eng_disk_check *ret, char *err,

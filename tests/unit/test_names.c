@@ -420,6 +420,38 @@ START_TEST(names_hold_segments)
 }
 END_TEST
 
+/* A named text that leaves another one in the middle of a segment is not evicted, nor is what it begins with. */
+START_TEST(named_branch)
+{
+    int32_t a[N], b[N], other[N];
+    count_ids(a, N, 1);
+    memcpy(b, a, sizeof b);
+    count_ids(b + N / 2, N - N / 2, 5000);
+    uint64_t one = file_bytes(a), limit = 4 * one + one / 2, bytes;
+    t_store t;
+    open_with_names(&t, limit);
+    eng_segment *sa = segment(NULL, 0, a, N, true), *sb = segment(sa, N / 2, b + N / 2, N - N / 2, true);
+    ck_assert_int_eq(eng_store_save(t.store, sb), 0);
+    eng_store_flush(t.store);
+    eng_segment_unref(sa);
+    eng_segment_unref(sb);
+    make(t.names, params("b", b, N));
+    for (int i = 1; i < 10; i++) {
+        count_ids(other, N, 10000 * i);
+        save_text(&t, other, N);
+    }
+    ck_assert_uint_gt(t_store_stats(&t).evictions, 0);
+    ck_assert_uint_eq(t_store_read(&t, b, N, true), N);
+    uint32_t tokens;
+    eng_store_residence(t.store, &(eng_prefix){.ids = b, .n = N}, &tokens, &bytes);
+    ck_assert(tokens == N && bytes > one && bytes < 2 * one);
+    ck_assert_int_eq(eng_names_remove(t.names, 0, "b"), 0); /* leaves what it did not have alone */
+    ck_assert_uint_eq(t_store_read(&t, b, N, true), N / 2);
+    ck_assert_uint_eq(t_store_read(&t, a, N, true), N);
+    t_store_done(&t);
+}
+END_TEST
+
 /* An expired one that is in use holds its segments until that ends; then what only it needed is gone, and no file more. */
 START_TEST(in_use)
 {
@@ -535,6 +567,7 @@ int main(void)
     tcase_add_test(c, survives_a_restart);
     tcase_add_test(c, damaged_catalog);
     tcase_add_test(c, names_hold_segments);
+    tcase_add_test(c, named_branch);
     tcase_add_test(c, in_use);
     tcase_add_test(c, removal);
     tcase_add_test(c, no_room_for_a_row);
