@@ -84,9 +84,11 @@ static void disk(srv_buf *b, const eng_disk_stats *s)
     metric(b, "counter", "retrievald_disk_save_failures_total", "Segments that could not be written.", (double)s->save_failures);
     metric(b, "counter", "retrievald_disk_saved_bytes_total", "Bytes written.", (double)s->saved_bytes);
     metric(b, "counter", "retrievald_disk_save_seconds_total", "Seconds spent on writing.", s->save_seconds);
+    metric(b, "gauge", "retrievald_disk_save_bytes_per_second", "Bytes written a second of writing, over all.", s->save_seconds > 0 ? (double)s->saved_bytes / s->save_seconds : 0);
     metric(b, "counter", "retrievald_disk_loads_total", "Segments read from disk.", (double)s->loads);
     metric(b, "counter", "retrievald_disk_loaded_bytes_total", "Bytes read.", (double)s->loaded_bytes);
     metric(b, "counter", "retrievald_disk_load_seconds_total", "Seconds spent on reading.", s->load_seconds);
+    metric(b, "gauge", "retrievald_disk_load_bytes_per_second", "Bytes read a second of reading, over all.", s->load_seconds > 0 ? (double)s->loaded_bytes / s->load_seconds : 0);
 }
 
 void srv_metrics(srv_server *s, srv_conn *c)
