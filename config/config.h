@@ -24,6 +24,7 @@ typedef struct {
     char *cache_type_k, *cache_type_v; /* -ctk, -ctv: f32|f16|bf16|q8_0 */
     int64_t cache_ram;        /* -cram, --cache-ram MiB; 0: keep no context */
     int64_t cache_disk;       /* --cache-disk MiB; 0: keep none on disk */
+    char *cache_shared;       /* --cache-shared on|off: all API keys share contexts */
     char *state_dir;          /* --state-dir: where; NULL: the environment says */
     char *rope_scaling;       /* --rope-scaling auto|none|linear|yarn; auto: the model's */
     double rope_scale, rope_freq_base, rope_freq_scale; /* 0: the model's */

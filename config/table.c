@@ -59,6 +59,8 @@ const cfg_row cfg_table[] = {
      "memory for kept contexts and their indexes; 0 keeps none"},
     {MODEL, "cache-disk", NULL, CFG_SERVE, true, CFG_T_I64, FIELD(cache_disk), "16384", 0, 1073741824, NULL, "MIB",
      "disk space for kept contexts, which outlast the program; 0 keeps none"},
+    {MODEL, "cache-shared", NULL, CFG_SERVE, true, CFG_T_CHOICE, FIELD(cache_shared), "off", ANY_LENGTH, switches, "MODE",
+     "on: all API keys share kept contexts and their names; off: each has its own"},
     {MODEL, "state-dir", NULL, SERVE_RUN | CFG_CONTEXTS_VERIFY | CFG_BENCH_DECODE | CFG_EVAL | CFG_BENCH_INDEX, true, CFG_T_TEXT, FIELD(state_dir), NULL, ANY_LENGTH, NULL, "FOLDER",
      "where contexts are kept on disk, and what bench index --fit measured; without it $STATE_DIRECTORY (systemd's), $XDG_STATE_HOME/retrievald or ~/.local/state/retrievald"},
     {MODEL, "rope-scaling", NULL, LOADS, true, CFG_T_CHOICE, FIELD(rope_scaling), "auto", ANY_LENGTH, scalings, "TYPE",

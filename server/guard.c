@@ -188,6 +188,8 @@ int srv_guard_key(const srv_server *s, srv_conn *c, srv_fault *f)
         return srv_fault_set(f, 401, "authentication_error", NULL, "an API key is needed: Authorization: Bearer KEY");
     if (!srv_keys_match(s->keys, key, strlen(key), &c->tenant))
         return srv_fault_set(f, 401, "authentication_error", NULL, "invalid API key");
+    if (strcmp(s->app.settings->cache_shared, "on") == 0)
+        c->tenant = 0; /* as without keys */
     return 0;
 }
 

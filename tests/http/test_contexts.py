@@ -93,6 +93,13 @@ def test_keys_do_not_share(kept, tmp_path):
     daemon.stop()
     daemon = kept()  # no keys: a tenant of its own
     assert daemon.post("/v1/chat/completions", {"messages": ask("On which shelf is item 9?"), "max_tokens": 1}).json()["timings"]["cache_n"] == 0
+    daemon.stop()
+    daemon = kept("--state-dir", str(tmp_path / "other"), "--api-key-file", str(keys), "--cache-shared", "on")  # all of them are one
+    assert answer("third") == cold
+    assert answer("second") == (n - 1, 0, 1, cold[3])
+    first, second = {"X-Api-Key": "first"}, {"X-Api-Key": "second"}
+    assert daemon.post("/v1/contexts", {"name": "a", "text": "shared"}, headers=first).status_code == 202
+    assert daemon.get("/v1/contexts/a", headers=second).status_code == 200 and daemon.get("/v1/contexts/a").status_code == 401
 
 
 def test_damaged_file(kept, tmp_path):
