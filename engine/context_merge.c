@@ -139,7 +139,6 @@ static void join_head(void *ctx, uint32_t task, uint32_t worker)
 static void join_queries(const joining *j)
 {
     const eng_kv_shape *h = j->to->shape;
-    size_t per = (size_t)h->group * h->head_dim * sizeof(uint16_t);
     uint32_t m = 0;
     for (uint32_t i = 0; i < j->n; i++) {
         if (!j->parts[i]->m && j->parts[i]->n >= ENG_INDEX_MIN_TOKENS)
@@ -153,9 +152,9 @@ static void join_queries(const joining *j)
         const eng_segment *p = j->parts[i];
         for (uint32_t k = 0; k < p->m; k++)
             j->to->query_row[j->to->m + k] = p->query_row[k] + (p->start - j->to->start);
-        for (uint32_t k = 0; p->m && k < h->n_layer * h->n_head_kv; k++)
-            memcpy(eng_segment_query(j->to, k / h->n_head_kv, k % h->n_head_kv, j->to->m),
-                   eng_segment_query(p, k / h->n_head_kv, k % h->n_head_kv, 0), p->m * per);
+        for (uint32_t layer = 0; layer < h->n_layer; layer++)
+            for (uint32_t k = 0; k < h->n_head_kv * p->m && !eng_kv_window(h, layer); k++)
+                eng_segment_load_query(p, layer, k / p->m, k % p->m, eng_segment_query(j->to, layer, k / p->m, j->to->m + k % p->m));
         j->to->m += p->m;
     }
 }

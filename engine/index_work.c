@@ -7,7 +7,6 @@
 
 enum {
     SLICE_NS = 2000000,   /* between looks at `stop` */
-    KEEP_QUERIES = 16384, /* tokens of a segment that may well be merged with what follows: the queries stay for that graph */
 };
 
 typedef struct {
@@ -50,7 +49,7 @@ static uint32_t item_count(const eng_segment *s)
 static bool wants(const eng_segment *s, uint32_t kind)
 {
     static const unsigned bit[KINDS] = {[CLUSTER] = ENG_WANT_CLUSTER, [IVF] = ENG_WANT_IVF, [GRAPH] = ENG_WANT_GRAPH};
-    return kind == CODES || (s->m && (s->wants & bit[kind]));
+    return kind == CODES || (s->queries && s->m && (s->wants & bit[kind]));
 }
 
 /* The first item from `item` on of a kind that is wanted and a layer that retrieves (a sliding one reads its window and no more). */
@@ -248,8 +247,7 @@ static void collect(eng_index_work *w)
         w->pending--;
         for (size_t j = 0; j < w->n_jobs; j++)
             if (w->jobs[j].seg == s->seg && --w->jobs[j].left == 0) {
-                if (s->seg->n > KEEP_QUERIES)
-                    eng_segment_free_queries(s->seg);
+                eng_segment_thin_queries(s->seg);
                 release(s->seg);
                 for (size_t k = j + 1; k < w->n_jobs; k++)
                     w->jobs[k - 1] = w->jobs[k];

@@ -3,6 +3,7 @@
 #include "quant.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,11 +42,22 @@ static void layout(const eng_kv_shape *shape, uint32_t cap, size_t *ret_v_offset
     *ret_bytes = *ret_head_bytes * shape->n_layer * shape->n_head_kv;
 }
 
-size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap)
+size_t eng_segment_kv_bytes(const eng_kv_shape *shape, uint32_t cap)
 {
     size_t v_offset, head_bytes, bytes;
     layout(shape, cap, &v_offset, &head_bytes, &bytes);
-    return bytes + (size_t)cap * sizeof(int32_t);
+    return bytes;
+}
+
+/* Of query_squares. */
+static size_t square_bytes(const eng_kv_shape *h)
+{
+    return (size_t)h->n_layer * h->n_head_kv * h->head_dim * sizeof(float);
+}
+
+size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap)
+{
+    return eng_segment_kv_bytes(shape, cap) + (size_t)cap * sizeof(int32_t) + square_bytes(shape);
 }
 
 /* All but keys and values; no segment has 0 tokens. */
@@ -66,7 +78,7 @@ static int new_empty(const eng_kv_shape *shape, uint32_t start, uint32_t cap, bo
     s->cluster = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->ivf = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(idx_index *));
     s->members = calloc((size_t)shape->n_layer * shape->n_head_kv, sizeof(uint32_t *));
-    s->query_squares = calloc((size_t)shape->n_layer * shape->n_head_kv * shape->head_dim, sizeof *s->query_squares);
+    s->query_squares = calloc(1, square_bytes(shape));
     *ret = s;
     if (s->ids && s->query_squares && s->index && s->codes && s->cluster && s->ivf && s->members)
         return 0;
@@ -188,9 +200,24 @@ static size_t query_bytes(const eng_segment *s)
     return (size_t)h->n_layer * h->n_head_kv * s->m_cap * h->group * h->head_dim * sizeof(uint16_t);
 }
 
+static uint32_t layers_before(const eng_kv_shape *h, uint32_t layer)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < layer; i++)
+        n += !eng_kv_window(h, i);
+    return n;
+}
+
+/* Queries, of one head each. */
+static size_t kept_count(const eng_segment *s)
+{
+    return (size_t)layers_before(s->shape, s->shape->n_layer) * s->shape->n_head_kv * s->m * s->shape->group;
+}
+
 size_t eng_segment_bytes(const eng_segment *s)
 {
-    return s->kv_bytes + (size_t)s->cap * sizeof *s->ids + s->index_bytes + (s->queries ? query_bytes(s) : 0);
+    size_t rows = s->query_row ? s->m_cap * sizeof *s->query_row : 0, kept = s->kept ? kept_count(s) * (s->shape->head_dim + sizeof *s->kept_scale) : 0;
+    return s->kv_bytes + (size_t)s->cap * sizeof *s->ids + s->index_bytes + square_bytes(s->shape) + rows + kept + (s->queries ? query_bytes(s) : 0);
 }
 
 int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap)
@@ -211,9 +238,75 @@ void eng_segment_free_queries(eng_segment *s)
     if (s->queries)
         munmap(s->queries, query_bytes(s));
     free(s->query_row);
-    s->queries = NULL;
+    free(s->kept);
+    free(s->kept_scale);
+    s->queries = s->kept_scale = NULL;
+    s->kept = NULL;
     s->query_row = NULL;
     s->m = s->m_cap = 0;
+}
+
+/* One query of d elements to its codes; its scale. */
+static uint16_t thin_query(const uint16_t *q, uint32_t d, int8_t *codes)
+{
+    float most = 0;
+    for (uint32_t j = 0; j < d; j++) {
+        float x = fabsf(eng_f16_to_f32(q[j]));
+        most = x > most ? x : most;
+    }
+    uint16_t scale = eng_f32_to_f16(most / 127 * (1 + 0x1p-10f)); /* so that rounding it down is no overflow */
+    float unit = eng_f16_to_f32(scale);
+    bool good = unit > 0 && unit < INFINITY;
+    for (uint32_t j = 0; j < d; j++)
+        codes[j] = good ? (int8_t)lrintf(fmaxf(fminf(eng_f16_to_f32(q[j]) / unit, 127), -127)) : 0;
+    return scale;
+}
+
+void eng_segment_thin_queries(eng_segment *s)
+{
+    enum { KEYS = 32 }; /* for each query of a head that stays */
+    const eng_kv_shape *h = s->shape;
+    uint32_t m = s->n / (KEYS * h->group), of = s->m, *rows = s->query_row;
+    m = m < of ? m : of;
+    if (!s->queries)
+        return;
+    s->m = m;
+    s->kept = malloc(kept_count(s) * h->head_dim + 1);
+    s->kept_scale = malloc(kept_count(s) * sizeof *s->kept_scale + 1);
+    if (!m || !s->kept || !s->kept_scale) {
+        eng_segment_free_queries(s);
+        return;
+    }
+    int8_t *to = s->kept;
+    uint16_t *scale = s->kept_scale;
+    for (uint32_t layer = 0; layer < h->n_layer; layer++)
+        for (uint32_t item = 0; item < h->n_head_kv * m && !eng_kv_window(h, layer); item++) {
+            const uint16_t *q = eng_segment_query(s, layer, item / m, (uint32_t)((uint64_t)(item % m) * of / m));
+            for (uint32_t g = 0; g < h->group; g++, q += h->head_dim, to += h->head_dim)
+                *scale++ = thin_query(q, h->head_dim, to);
+        }
+    for (uint32_t i = 0; i < m; i++)
+        rows[i] = rows[(uint64_t)i * of / m];
+    munmap(s->queries, query_bytes(s));
+    s->queries = NULL;
+    s->m_cap = m;
+    uint32_t *fewer = realloc(rows, m * sizeof *rows);
+    s->query_row = fewer ? fewer : rows;
+}
+
+void eng_segment_load_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i, uint16_t *ret)
+{
+    const eng_kv_shape *h = s->shape;
+    if (s->queries) {
+        memcpy(ret, eng_segment_query(s, layer, head, i), (size_t)h->group * h->head_dim * sizeof *ret);
+        return;
+    }
+    size_t at = (((size_t)layers_before(h, layer) * h->n_head_kv + head) * s->m + i) * h->group;
+    for (uint32_t g = 0; g < h->group; g++) {
+        float unit = eng_f16_to_f32(s->kept_scale[at + g]);
+        for (uint32_t j = 0; j < h->head_dim; j++)
+            ret[g * h->head_dim + j] = eng_f32_to_f16(fmaxf(fminf(unit * s->kept[(at + g) * h->head_dim + j], 65504), -65504)); /* f16's largest */
+    }
 }
 
 int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segment *parent, bool exact, eng_segment **ret)
@@ -226,13 +319,13 @@ int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segme
     s->n = hi - lo;
     s->tenant = src->tenant;
     memcpy(s->ids, src->ids + lo, (size_t)s->n * sizeof *s->ids);
-    memcpy(s->query_squares, src->query_squares, (size_t)h->n_layer * h->n_head_kv * h->head_dim * sizeof *s->query_squares);
+    memcpy(s->query_squares, src->query_squares, square_bytes(h));
     for (uint32_t layer = 0; layer < h->n_layer; layer++)
         for (uint32_t head = 0; head < h->n_head_kv; head++) {
             memcpy(eng_segment_k(s, layer, head, 0), eng_segment_k(src, layer, head, lo), (size_t)s->n * h->row_k);
             memcpy(eng_segment_v(s, layer, head, 0), eng_segment_v(src, layer, head, lo), (size_t)s->n * h->row_v);
         }
-    if (src->m && lo == 0 && eng_segment_alloc_queries(s, src->m) == 0) { /* without them there will be codes alone: no reason to fail */
+    if (src->queries && lo == 0 && eng_segment_alloc_queries(s, src->m) == 0) { /* without them there will be codes alone: no reason to fail */
         s->m = src->m;
         s->wants = src->wants;
         memcpy(s->query_row, src->query_row, (size_t)s->m * sizeof *s->query_row);

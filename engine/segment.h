@@ -53,8 +53,10 @@ struct eng_segment {
     size_t head_bytes;          /* of one (layer, head): K block + V block */
     size_t v_offset;            /* of the V block in it */
 
-    /* Sampled prefill queries, f16 [layer][head][m_cap][group][head_dim], and the row each may see up to; until the indexes are built. */
-    uint16_t *queries;
+    /* Sampled prefill queries, f16 [layer][head][m_cap][group][head_dim], and the row each may see up to. When the indexes are built, few of them stay, for those of a
+     * segment that this one is merged into: 8 bits [layer that retrieves][head][m][group][head_dim], and a scale of each. */
+    uint16_t *queries, *kept_scale;
+    int8_t *kept;
     uint32_t *query_row;
     uint32_t m, m_cap;
 
@@ -106,7 +108,8 @@ bool eng_segment_estimates_graphs(const eng_segment *s);
 
 /* Memory it takes, all parts. */
 size_t eng_segment_bytes(const eng_segment *s);
-size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap);
+size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap); /* of a new one */
+size_t eng_segment_kv_bytes(const eng_kv_shape *shape, uint32_t cap);  /* of it, keys and values */
 
 /* Memory for the codes of a sealed segment, unless there is some. Without it, if there is no room, each index takes its own. */
 void eng_segment_alloc_codes(eng_segment *s);
@@ -114,6 +117,10 @@ void eng_segment_alloc_codes(eng_segment *s);
 /* Room for m_cap sampled query positions. */
 int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap);
 void eng_segment_free_queries(eng_segment *s);
+/* Keeps few of them, in 8 bits; without memory for that, none. */
+void eng_segment_thin_queries(eng_segment *s);
+/* Those of position i of a layer that retrieves, as they are or as they were kept, to ret [group][head_dim]. */
+void eng_segment_load_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i, uint16_t *ret);
 static inline uint16_t *eng_segment_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i)
 {
     size_t per = (size_t)s->shape->group * s->shape->head_dim;

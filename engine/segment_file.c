@@ -312,7 +312,7 @@ static uint64_t kv_bytes(const disk_head *h)
 {
     eng_kv_shape s = {.n_layer = h->n_layer, .n_head_kv = h->n_head_kv, .head_dim = h->head_dim,
                       .row_k = eng_kv_row_bytes((eng_kv_type)h->type_k, h->head_dim), .row_v = eng_kv_row_bytes((eng_kv_type)h->type_v, h->head_dim)};
-    return eng_segment_bytes_for(&s, h->n) - (uint64_t)h->n * sizeof(int32_t);
+    return eng_segment_kv_bytes(&s, h->n);
 }
 
 /* The section table must be the one that its sizes give. */

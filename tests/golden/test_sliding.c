@@ -110,8 +110,9 @@ START_TEST(counts)
     ck_assert_uint_eq(st.index_bytes > 0, graphs[_i] > 0);
     const eng_info *info = eng_info_get(e);
     size_t per_token = info->kv_bytes_per_token + sizeof(int32_t);
-    size_t queries = info->kv_bytes_per_token / 2 * (info->n_head / info->n_head_kv) * PROMPT; /* of a segment this short they stay, in f16, for a merge */
-    ck_assert_uint_lt(st.cache_bytes - st.index_bytes, per_token * (PROMPT + 8) + (graphs[_i] ? queries : 0) + 16384);
+    size_t queries = PROMPT / 32 * (info->head_dim + 3) * graphs[_i]; /* few stay, in 8 bits, for a merge */
+    size_t sizes = (size_t)layers[_i] * info->n_head_kv * info->head_dim * sizeof(float) * 4; /* what each segment knows of its queries' */
+    ck_assert_uint_lt(st.cache_bytes - st.index_bytes, per_token * (PROMPT + 8) + queries + sizes);
 
     /* with a budget of every key flat is full; the graph is used where there is one */
     all.top_k = CTX;

@@ -1,0 +1,145 @@
+/* What index builds leave beside keys and values: how much memory that is, and the queries that stay for a segment that this one is merged into. */
+#include "index_work.h"
+#include "quant.h"
+#include "support.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 16384, LAYERS = 2, SAMPLED = 8192 };
+
+static const struct {
+    uint32_t dim, group;
+    double share; /* of keys and values in f16, at most, beside them */
+} heads[] = {{64, 7, .40}, {64, 3, .40}, {128, 8, .35}, {128, 4, .35}};
+enum { N_HEADS = sizeof heads / sizeof *heads };
+
+static const uint32_t window[LAYERS] = {64, 0}; /* the first layer slides: nothing is kept of it */
+
+static void fill(uint16_t *to, size_t n, t_rng *r)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = eng_f32_to_f16(t_normal(r));
+}
+
+static eng_segment *sealed(const eng_kv_shape *shape, unsigned wants)
+{
+    t_rng r = t_seed(5);
+    eng_segment *s;
+    ck_assert_int_eq(eng_segment_new(shape, NULL, 0, N, true, &s), 0);
+    s->n = N;
+    s->wants = wants;
+    fill((uint16_t *)(void *)eng_segment_k(s, 1, 0, 0), (size_t)N * shape->head_dim, &r);
+    fill((uint16_t *)(void *)eng_segment_v(s, 1, 0, 0), (size_t)N * shape->head_dim, &r);
+    uint32_t m = SAMPLED / shape->group;
+    ck_assert_int_eq(eng_segment_alloc_queries(s, m), 0);
+    fill(eng_segment_query(s, 1, 0, 0), (size_t)m * shape->group * shape->head_dim, &r);
+    for (s->m = 0; s->m < m; s->m++)
+        s->query_row[s->m] = (uint32_t)((uint64_t)(s->m + 1) * N / m) - 1;
+    return s;
+}
+
+static void build(eng_segment *s)
+{
+    eng_pool *pool;
+    eng_index_work *w;
+    ck_assert_int_eq(eng_pool_new(2, &pool), 0);
+    ck_assert_int_eq(eng_index_work_new(pool, &w), 0);
+    ck_assert_int_eq(eng_index_work_add(w, s), 0);
+    ck_assert_int_eq(eng_index_work_run(w, UINT64_MAX, NULL), 0);
+    eng_index_work_free(w);
+    eng_pool_free(pool);
+}
+
+static size_t bytes_of(idx_index *const *all)
+{
+    size_t bytes;
+    ck_assert_ptr_null(all[0]);
+    idx_arena(all[1], &bytes);
+    return bytes;
+}
+
+START_TEST(memory)
+{
+    uint32_t d = heads[_i].dim, group = heads[_i].group;
+    eng_kv_shape shape = {LAYERS, 1, group, d, ENG_KV_F16, ENG_KV_F16, 2 * d, 2 * d, window};
+    eng_segment *s = sealed(&shape, ENG_WANT_CLUSTER);
+    size_t before = eng_segment_bytes(s), kv = (size_t)N * 4 * d, raw = (size_t)LAYERS * (SAMPLED / group) * group * d * 2;
+    ck_assert_uint_ge(before, LAYERS * kv + raw);
+    uint16_t *was = malloc(raw), *q = malloc((size_t)group * d * 2);
+    uint32_t m = s->m, *rows = malloc(m * sizeof *rows);
+    memcpy(was, eng_segment_query(s, 1, 0, 0), raw / LAYERS);
+    memcpy(rows, s->query_row, m * sizeof *rows);
+    build(s);
+    size_t codes = bytes_of(s->codes), cluster = bytes_of(s->cluster);
+    size_t rest = eng_segment_bytes(s) - LAYERS * kv - (size_t)N * sizeof *s->ids - codes - cluster; /* queries, and what is known of their sizes */
+    ck_assert_uint_gt(rest, (size_t)s->m * group * d);
+    printf("%u dimensions, a group of %u: of keys and values, codes %.1f %%, lists %.1f %%, queries %.1f %%\n", d, group, 100. * (double)codes / (double)kv,
+           100. * (double)cluster / (double)kv, 100. * (double)rest / (double)kv);
+    ck_assert_double_le((double)(codes + rest) / (double)kv, heads[_i].share);
+    ck_assert_double_le((double)(cluster + rest) / (double)kv, heads[_i].share);
+
+    /* few, from everywhere, near what they were, with the rows they saw */
+    ck_assert(s->m >= N / 33 / group && s->m <= N / 32 / group);
+    for (uint32_t i = 0, from = 0; i < s->m; i++, from++) {
+        while (from < m && rows[from] != s->query_row[i])
+            from++;
+        ck_assert_uint_lt(from, m);
+        ck_assert_uint_le(s->query_row[i], (uint64_t)(i + 1) * N / s->m);
+        eng_segment_load_query(s, 1, 0, i, q);
+        for (uint32_t g = 0; g < group; g++) {
+            const uint16_t *a = was + ((size_t)from * group + g) * d, *b = q + (size_t)g * d;
+            float most = 0;
+            for (uint32_t j = 0; j < d; j++)
+                most = fmaxf(most, fabsf(eng_f16_to_f32(a[j])));
+            for (uint32_t j = 0; j < d; j++)
+                ck_assert_float_eq_tol(eng_f16_to_f32(a[j]), eng_f16_to_f32(b[j]), most * (.501f / 127 + 0x1p-10f));
+        }
+    }
+    free(rows);
+    free(was);
+    free(q);
+    eng_segment_unref(s);
+}
+END_TEST
+
+/* Zeros, numbers near f16's largest, and what is no number. */
+START_TEST(odd_queries)
+{
+    enum { D = 64 };
+    eng_kv_shape shape = {LAYERS, 1, 1, D, ENG_KV_F16, ENG_KV_F16, 2 * D, 2 * D, window};
+    eng_segment *s = sealed(&shape, 0);
+    uint16_t q[D], *raw = eng_segment_query(s, 1, 0, 0);
+    for (uint32_t i = 0; i < s->m; i++)
+        for (int j = 0; j < D; j++)
+            raw[i * D + j] = i % 3 == 0 ? 0 : i % 3 == 1 ? eng_f32_to_f16(j % 2 ? 65504 : -65504) : j ? eng_f32_to_f16(1) : 0x7e00;
+    eng_segment_thin_queries(s);
+    ck_assert_uint_eq(s->m, N / 32);
+    for (uint32_t i = 0; i < s->m; i++) {
+        uint32_t from = i * (SAMPLED / (N / 32));
+        eng_segment_load_query(s, 1, 0, i, q);
+        for (int j = 0; j < D; j++) {
+            float x = eng_f16_to_f32(q[j]);
+            ck_assert(isfinite(x));
+            if (from % 3 == 0)
+                ck_assert(x == 0);
+            if (from % 3 == 1)
+                ck_assert_float_eq_tol(x, j % 2 ? 65504.f : -65504.f, 300);
+        }
+    }
+    eng_segment_unref(s);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("index work");
+    TCase *c = tcase_create("index work");
+    tcase_set_timeout(c, 0);
+    tcase_add_loop_test(c, memory, 0, N_HEADS);
+    tcase_add_test(c, odd_queries);
+    suite_add_tcase(s, c);
+    return t_run(s);
+}
