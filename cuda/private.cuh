@@ -56,9 +56,9 @@ int gpu_fail(gpu_context *g, const char *what, cudaError_t error);
 #else
 #define GPU_LAUNCH(g, kernel, grid, block, shared_bytes, ...)                                                                              \
     ((g)->status ? (g)->status : (kernel<<<grid, block, shared_bytes, (g)->queue[GPU_COMPUTE]>>>(__VA_ARGS__), gpu_fail(g, #kernel, cudaGetLastError())))
-/* type name[]: the shared memory of this launch, 16-byte aligned. */
+/* type name[]: the shared memory of this launch, 128-byte aligned. */
 #define GPU_SHARED(type, name)                                                                                                             \
-    extern __shared__ __align__(16) unsigned char gpu_shared_bytes[];                                                                      \
+    extern __shared__ __align__(128) unsigned char gpu_shared_bytes[];                                                                      \
     type *name = reinterpret_cast<type *>(gpu_shared_bytes)
 #endif
 
