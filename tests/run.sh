@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what the tests need, builds, and runs them all: the C suites in a release build (build/) and again under the address and undefined behaviour
-# sanitizers (build-asan/), the Python tests, and the quickstart. The last line is "N passed, N failed"; exits 0 only if all ran and nothing failed.
+# sanitizers (build-asan/), what threads share under the thread sanitizer (build-tsan/), the Python tests, and the quickstart. The last line is "N passed, N failed";
+# exits 0 only if all ran and nothing failed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd -P)
@@ -85,6 +86,15 @@ if [ -f build-asan/build.ninja ]; then
     suites build-asan unit kernel golden index
     without=
     unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+if (target='tests/test_publish tests/test_pool'; build build-tsan -Db_sanitize=thread -Dbuildtype=debugoptimized -Db_lundef=false); then
+    heading "threads in build-tsan/"
+    rm -f build-tsan/meson-logs/testlog.json
+    meson test -C build-tsan --no-rebuild --print-errorlogs test_publish test_pool
+    count build-tsan/meson-logs/testlog.json "threads (build-tsan)" $?
+else
+    broken "the thread sanitizer's build"
 fi
 
 # Finds go to build-fuzz/; what is worth keeping is copied to tests/fuzz/corpus by hand. $1 program, the rest its arguments.
