@@ -44,7 +44,8 @@ typedef struct {
     uint64_t bytes_in, bytes_out, bytes_inside;
     uint64_t copies_waited;                            /* of these, with pageable memory: the host had to wait for its end, or for the staging */
     uint64_t allocations;                              /* of device and pinned memory */
-    size_t device_bytes, pinned_bytes, pending;        /* now */
+    size_t device_bytes, pinned_bytes, streams, events; /* now */
+    size_t pending;                                    /* works queued and not done, now */
 } emu_counts;
 emu_counts emu_counted(void);
 /* Launches of a kernel; of all instances of a template when name has no <. */

@@ -189,12 +189,12 @@ const char *simt_memory_tell(const void *p)
                 snprintf(text, room, "%zu bytes into an allocation of %zu bytes of %s memory", off, at->second.bytes, name);
                 return text;
             }
-            if (off - at->second.bytes <= 2 * PAGE) {
+            if ((const char *)p < at->second.page + at->second.pages + PAGE) {
                 snprintf(text, room, "%zu bytes behind an allocation of %zu bytes of %s memory", off - at->second.bytes, at->second.bytes, name);
                 return text;
             }
         }
-        if (next != r.live.end() && next->first - (uintptr_t)p <= 2 * PAGE)
+        if (next != r.live.end() && (const char *)p >= next->second.page - PAGE)
             snprintf(text, room, "%zu bytes before an allocation of %zu bytes of %s memory", (size_t)(next->first - (uintptr_t)p), next->second.bytes, name);
         else
             snprintf(text, room, "%s memory that is not allocated, or no more", name);
@@ -205,7 +205,7 @@ const char *simt_memory_tell(const void *p)
 
 /* ---- shared memory ------------------------------------------------------------------------------------------------------ */
 
-enum : size_t { SHARED_MOST = (size_t)256 << 10 };
+enum : size_t { SHARED_MOST = (size_t)256 << 10, SHARED_ALIGN = 128 };
 static char *shared_base; /* a page that faults, SHARED_MOST, another one */
 
 /* Static shared memory is variables of functions, which lie somewhere among the program's: the symbol table tells where. All that are local to a C++ function
@@ -258,6 +258,8 @@ __attribute__((no_sanitize("address"), optimize("no-tree-loop-distribute-pattern
         p[i] = (char)GARBAGE;
 }
 
+static char *shared_end; /* of the launch's dynamic memory: which begins at a multiple of SHARED_ALIGN, so up to there before the page that faults */
+
 unsigned char *simt_shared_new(size_t bytes)
 {
     if (!shared_base) {
@@ -267,12 +269,25 @@ unsigned char *simt_shared_new(size_t bytes)
     }
     for (const piece &x : pieces)
         spoil(x.p, x.bytes);
-    char *end = shared_base + PAGE + SHARED_MOST, *p = end - ((bytes + 15) & ~(size_t)15);
+    char *end = shared_base + PAGE + SHARED_MOST, *p = end - ((bytes + SHARED_ALIGN - 1) & ~(SHARED_ALIGN - 1));
     ASAN_UNPOISON_MEMORY_REGION(shared_base + PAGE, SHARED_MOST);
-    spoil(p, bytes);
+    spoil(p, (size_t)(end - p));
+    shared_end = p + bytes;
     ASAN_POISON_MEMORY_REGION(p + bytes, (size_t)(end - p - bytes));
     ASAN_POISON_MEMORY_REGION(shared_base + PAGE, (size_t)(p - shared_base - PAGE));
     return (unsigned char *)p;
+}
+
+bool simt_shared_check()
+{
+#ifndef __SANITIZE_ADDRESS__
+    for (const char *p = shared_end; p < shared_base + PAGE + SHARED_MOST; p++)
+        if ((unsigned char)*p != GARBAGE) {
+            simt_fault("something was written %zu bytes behind the block's shared memory", (size_t)(p - shared_end));
+            return false;
+        }
+#endif
+    return true;
 }
 
 /* ---- addresses that fault ------------------------------------------------------------------------------------------------- */
@@ -286,7 +301,7 @@ static void on_fault(int signal, siginfo_t *info, void *)
     const char *told = simt_memory_tell(p);
     if (!told && shared_base && (const char *)p >= shared_base && (const char *)p < shared_base + SHARED_MOST + 2 * PAGE)
         told = "outside of the block's shared memory";
-    if (simt_self) {
+    if (simt_runs_here()) {
         simt_fault("touches %p, which is %s", p, told ? told : "no memory of the device");
     } else if (told) {
         fprintf(stderr, "emulated GPU: the host touches %p, which is %s\n", p, told);

@@ -32,7 +32,7 @@ struct CUevent_st {
 
 emu_options emu_now;
 
-static struct {
+static struct emulation {
     std::recursive_mutex lock;
     bool ready;
     uint64_t random;
@@ -46,7 +46,7 @@ static struct {
     bool lost, told;
     std::string fault;
     long calls_left;
-} emu;
+} &emu = *new emulation(); /* for as long as the program is */
 
 uint64_t emu_random() /* xorshift64* */
 {
@@ -123,6 +123,8 @@ emu_counts emu_counted()
     emu_counts r = emu.counts;
     r.device_bytes = simt_memory_used(SIMT_DEVICE);
     r.pinned_bytes = simt_memory_used(SIMT_PINNED);
+    r.streams = emu.streams.size();
+    r.events = emu.events.size();
     r.pending = 0;
     for (auto &x : emu.streams)
         r.pending += x.second->queue.size();

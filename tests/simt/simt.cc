@@ -46,7 +46,7 @@ enum { STACK_COLOURS = 32, STACK_COLOUR = 448 };
 
 static simt_fibre host;      /* what called simt_run */
 static simt_fibre *previous; /* from which we came */
-static std::vector<simt_fibre *> fibres, idle;
+static std::vector<simt_fibre *> &fibres = *new std::vector<simt_fibre *>(), &idle = *new std::vector<simt_fibre *>(); /* for as long as the program is */
 
 static void begin();
 
@@ -78,7 +78,7 @@ static void depart(simt_fibre *from, simt_fibre *to, bool for_good)
 
 /* What is live across this is saved on the stack by the compiler, as the statement says that it destroys all registers. It jumps instead of returning, so
  * that the processor's stack of return addresses stays in step: threads of a warp wait at the same call. */
-__attribute__((noinline)) static void switch_to(simt_fibre *from, simt_fibre *to)
+__attribute__((always_inline)) static inline void switch_to(simt_fibre *from, simt_fibre *to)
 {
     depart(from, to, false);
 #ifdef SIMT_UCONTEXT
@@ -174,7 +174,7 @@ enum op : unsigned { OP_SYNC, OP_SHUFFLE, OP_BALLOT, OP_WORK };
 static const char *const op_names[] = {"__syncwarp", "a shuffle", "a vote", "a matrix operation"};
 
 struct simt_warp {
-    uint32_t present, ended;
+    uint32_t number, present, ended;
     uint32_t runnable;             /* has not begun, or may go on */
     uint32_t arrived;              /* waits in an operation of the warp */
     uint32_t mask[SIMT_WARP];      /* that a lane which arrived came with, and where it stands: line * 4 + op */
@@ -196,6 +196,7 @@ static uint32_t ready;     /* warps with runnable lanes */
 static bool backwards;     /* the last runnable one comes first */
 static unsigned n_threads, n_ended;
 static bool failed;
+static pthread_t runner;
 
 /* The block's barrier. result is safe until all have come to the next one, so all have read it. */
 static struct {
@@ -204,12 +205,12 @@ static struct {
     const simt_thread *first;
 } barrier;
 
-static unsigned first_bit(uint32_t bits)
+static inline unsigned first_bit(uint32_t bits)
 {
     return backwards ? 31u - (unsigned)__builtin_clz(bits) : (unsigned)__builtin_ctz(bits);
 }
 
-static simt_thread *pick(simt_warp *w)
+static inline simt_thread *pick(simt_warp *w)
 {
     if (!w->runnable) {
         if (!ready)
@@ -219,15 +220,15 @@ static simt_thread *pick(simt_warp *w)
     unsigned lane = first_bit(w->runnable);
     w->runnable &= ~(1u << lane);
     if (!w->runnable)
-        ready &= ~(1u << (w - warps));
-    return &threads[(w - warps) * SIMT_WARP + lane];
+        ready &= ~(1u << w->number);
+    return &threads[w->number * SIMT_WARP + lane];
 }
 
 static void wake(simt_warp *w, uint32_t lanes)
 {
     w->runnable |= lanes;
     if (lanes)
-        ready |= 1u << (w - warps);
+        ready |= 1u << w->number;
 }
 
 /* All threads wait or have ended, and not all have ended. Says who is not where the others are. */
@@ -252,7 +253,7 @@ static void wake(simt_warp *w, uint32_t lanes)
 }
 
 /* simt_self waits until something wakes it. */
-static void wait()
+__attribute__((always_inline)) static inline void wait()
 {
     simt_thread *self = simt_self, *next = pick(self->warp);
     if (!next)
@@ -302,10 +303,16 @@ static void prepare(unsigned n)
     }
     for (unsigned i = 0; i < n; i += SIMT_WARP) {
         simt_warp *w = &warps[i / SIMT_WARP];
+        w->number = i / SIMT_WARP;
         w->present = n - i >= SIMT_WARP ? ~0u : (1u << (n - i)) - 1;
         w->ended = w->arrived = 0;
         wake(w, w->present);
     }
+}
+
+bool simt_runs_here()
+{
+    return simt_self && pthread_equal(runner, pthread_self());
 }
 
 static uint64_t gcd(uint64_t a, uint64_t b)
@@ -316,6 +323,7 @@ static uint64_t gcd(uint64_t a, uint64_t b)
 bool simt_run(const simt_grid &grid, const std::function<void()> &thread)
 {
     running = &grid;
+    runner = pthread_self();
     thread_code = &thread;
     simt_grid_dim = grid.grid;
     simt_block_dim = grid.block;
@@ -335,6 +343,7 @@ bool simt_run(const simt_grid &grid, const std::function<void()> &thread)
         simt_self = first;
         switch_to(&host, first->fibre);
         simt_self = nullptr;
+        failed = failed || !simt_shared_check();
     }
     if (failed)
         rewind_all();
@@ -383,7 +392,13 @@ static inline bool arrive(simt_warp *w, unsigned mask, uint32_t where)
 /* All have come: that they came to the same. */
 static inline void complete(simt_warp *w, unsigned mask, uint32_t where)
 {
-    for (uint32_t left = mask; left; left &= left - 1) {
+    uint32_t differ = 0;
+    if (mask == ~0u)
+        for (unsigned i = 0; i < SIMT_WARP; i++)
+            differ |= (w->mask[i] ^ mask) | (w->where[i] ^ where);
+    else
+        differ = 1;
+    for (uint32_t left = differ ? mask : 0; left; left &= left - 1) {
         unsigned i = (unsigned)__builtin_ctz(left);
         if (w->mask[i] != mask || w->where[i] != where)
             simt_fault("comes to %s in line %u with mask %08x, and lane %u to %s in line %u with mask %08x", op_names[where & 3], where >> 2, mask, i,
@@ -393,23 +408,28 @@ static inline void complete(simt_warp *w, unsigned mask, uint32_t where)
     wake(w, mask & ~(1u << simt_self->lane));
 }
 
+/* Not in line: what is done 32 times as often is shorter then. */
+__attribute__((noinline)) static void finish_shuffle(simt_warp *w, unsigned mask, int line)
+{
+    complete(w, mask, (uint32_t)line * 4 + OP_SHUFFLE);
+    for (uint32_t left = mask; left; left &= left - 1) {
+        unsigned i = (unsigned)__builtin_ctz(left);
+        if (!(mask >> w->source[i] & 1))
+            simt_fault("shuffle in line %d: lane %u reads lane %u, which is not in the mask %08x", line, i, w->source[i], mask);
+        w->result[i] = w->value[w->source[i]];
+    }
+}
+
 uint64_t simt_shuffle(unsigned mask, uint64_t value, unsigned source, int line)
 {
     simt_warp *w = simt_self->warp;
     unsigned lane = simt_self->lane;
     w->value[lane] = value;
     w->source[lane] = source;
-    if (arrive(w, mask, (uint32_t)line * 4 + OP_SHUFFLE)) {
-        complete(w, mask, (uint32_t)line * 4 + OP_SHUFFLE);
-        for (uint32_t left = mask; left; left &= left - 1) {
-            unsigned i = (unsigned)__builtin_ctz(left);
-            if (!(mask >> w->source[i] & 1))
-                simt_fault("shuffle in line %d: lane %u reads lane %u, which is not in the mask %08x", line, i, w->source[i], mask);
-            w->result[i] = w->value[w->source[i]];
-        }
-    } else {
+    if (arrive(w, mask, (uint32_t)line * 4 + OP_SHUFFLE))
+        finish_shuffle(w, mask, line);
+    else
         wait();
-    }
     return w->result[lane];
 }
 

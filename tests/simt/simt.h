@@ -56,13 +56,15 @@ struct simt_grid {
 /* Runs all threads of all blocks. false: a fault, which emu.h's emu_fault describes. */
 bool simt_run(const simt_grid &grid, const std::function<void()> &thread);
 
+bool simt_runs_here(void); /* whether this host thread is in a kernel */
+
 /* Reports what the code under test did wrong, with the thread that did it when there is one, and aborts; or, when emu_options.catch_faults, keeps the report,
  * and in a kernel ends it, so that this does not return there. */
-void simt_fault(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void simt_fault(const char *fmt, ...) __attribute__((format(printf, 1, 2), cold));
 
 /* ---- memory (memory.cc) ------------------------------------------------------------------------------------------------ */
 
-enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_PINNED };
+enum simt_kind : int { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_PINNED };
 void *simt_memory_new(simt_kind kind, size_t bytes); /* 256-byte aligned, ends before a page that faults; filled with garbage. nullptr: no room */
 bool simt_memory_free(simt_kind kind, void *p);      /* false: not one */
 /* What [p, p + bytes) is. A range that begins in an allocation and goes on behind it, or lies in one that is no more, is a fault. */
@@ -72,6 +74,7 @@ void simt_memory_open(bool device); /* whether device memory can be touched now:
 void simt_memory_check(void);       /* a fault when something was written beside an allocation, since the last check */
 void simt_memory_reset(void);       /* frees all */
 unsigned char *simt_shared_new(size_t bytes); /* dynamic shared memory between two pages that fault: filled with garbage, as the static one is */
+bool simt_shared_check(void); /* after a block: false after a fault, when it wrote behind its shared memory */
 /* Tells of an address that faulted; nullptr: not ours. */
 const char *simt_memory_tell(const void *address);
 
