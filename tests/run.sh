@@ -67,7 +67,7 @@ suites() {
 }
 
 heading packages
-sh deploy/install_packages.sh check libsubunit-dev python3-venv clang libclang-rt-14-dev || { broken "packages cannot be installed"; finish; }
+sh deploy/install_packages.sh check libsubunit-dev g++ python3-venv clang libclang-rt-14-dev || { broken "packages cannot be installed"; finish; }
 
 heading models
 RETRIEVALD_SMOLLM2=$(sh deploy/fetch_model.sh) || { broken "the demo model cannot be fetched"; finish; }
@@ -78,12 +78,12 @@ export RETRIEVALD_SMOLLM2 RETRIEVALD_QWEN05 RETRIEVALD_GEMMA3
 build build || { broken "the release build"; finish; }
 build build-asan -Db_sanitize=address,undefined -Dbuildtype=debugoptimized || broken "the sanitizer build"
 
-suites build unit kernel golden index fault
+suites build unit kernel golden index fault simt
 if [ -f build-asan/build.ninja ]; then
     export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     # real models would take most of an hour here; the tiny ones in tests/golden are of every kind
     without='-u RETRIEVALD_SMOLLM2 -u RETRIEVALD_QWEN05 -u RETRIEVALD_GEMMA3'
-    suites build-asan unit kernel golden index
+    suites build-asan unit kernel golden index simt
     without=
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi

@@ -26,14 +26,21 @@ static float element(const void *p, size_t i, cudaDataType type)
     return type == CUDA_R_32F ? ((const float *)p)[i] : type == CUDA_R_16F ? (float)((const __half *)p)[i] : (float)((const __nv_bfloat16 *)p)[i];
 }
 
-/* ROWS rows of op(A) and COLUMNS columns of op(B) at a time: a [k][ROWS], b [COLUMNS][k]. The compiler makes vectors of the rows, so each sum stays in order. */
+/* ROWS rows of op(A) and COLUMNS columns of op(B) at a time: a [k][ROWS], b [COLUMNS][k]. Vectors are of rows, so each sum stays in order. */
 enum { ROWS = 16, COLUMNS = 4 };
+typedef float half_rows __attribute__((vector_size(ROWS / 2 * sizeof(float)), aligned(4)));
 __attribute__((always_inline)) static inline void tile(float (*sum)[ROWS], const float *a, const float *const *b, int k)
 {
-    for (int l = 0; l < k; l++)
-        for (int j = 0; j < COLUMNS; j++)
-            for (int i = 0; i < ROWS; i++)
-                sum[j][i] += a[(size_t)l * ROWS + i] * b[j][l];
+    half_rows s[COLUMNS][2] = {};
+    for (int l = 0; l < k; l++) {
+        const half_rows *x = (const half_rows *)(a + (size_t)l * ROWS);
+#pragma GCC unroll 8
+        for (int j = 0; j < COLUMNS; j++) {
+            s[j][0] += x[0] * b[j][l];
+            s[j][1] += x[1] * b[j][l];
+        }
+    }
+    memcpy(sum, s, sizeof s);
 }
 #ifdef __x86_64__
 __attribute__((target("avx2"))) static void tile_avx2(float (*sum)[ROWS], const float *a, const float *const *b, int k)
