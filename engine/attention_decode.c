@@ -61,6 +61,7 @@ void attn_decode_free(eng_attn *a)
     free(a->served);
     a->served = NULL;
     free(a->ranges);
+    free(a->largest_first);
     free(a->hits);
     free(a->hit_memory);
     free(a->dense_o);
@@ -78,6 +79,7 @@ void attn_decode_free(eng_attn *a)
     free(a->rest.blocks);
     free(a->seeds);
     a->ranges = NULL;
+    a->largest_first = NULL;
     a->hits = NULL;
     a->hit_memory = NULL;
     a->dense_o = a->dense_m = a->dense_l = a->floor = a->scaled = a->retrieved_o = NULL;
@@ -99,6 +101,25 @@ void attn_decode_free(eng_attn *a)
         w->parts = NULL;
         w->search = NULL;
     }
+}
+
+/* Ranges in the order in which threads take them: the largest first, so that all come to an end at about the same time. */
+static int order_ranges(eng_attn *a)
+{
+    a->largest_first = malloc(a->n_ranges * sizeof *a->largest_first + 1);
+    if (!a->largest_first)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        uint32_t at = i, n = a->ranges[i].hi - a->ranges[i].lo;
+        for (; at > 0; at--) {
+            const attn_range *before = &a->ranges[a->largest_first[at - 1]];
+            if (before->hi - before->lo >= n)
+                break;
+            a->largest_first[at] = a->largest_first[at - 1];
+        }
+        a->largest_first[at] = i;
+    }
+    return 0;
 }
 
 /* Cuts the sealed part of the view beyond the sinks into ranges of roughly equal work. */
@@ -127,7 +148,7 @@ static int plan_ranges(eng_attn *a, const eng_view *view)
         if (s->seg->n > a->max_span)
             a->max_span = s->seg->n;
     }
-    return 0;
+    return order_ranges(a);
 }
 
 /* Most hits one range can return for a head: the first of a span may answer for all of it, and codes are shared out by whole runs. */

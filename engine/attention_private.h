@@ -88,6 +88,7 @@ struct eng_attn {
     eng_attention policy;
     uint32_t max_blocks, k_cap, n_ranges, max_span, merge_heads;
     attn_range *ranges;
+    uint32_t *largest_first;    /* [n_ranges] */
     attn_hits *hits;            /* [head_kv][range][group] */
     void *hit_memory;
     float *dense_o;             /* [head_kv][block][group][d] */

@@ -75,13 +75,14 @@ static idx_query query_of(const eng_attn *a, uint32_t head, const attn_range *r,
     };
 }
 
-void attn_search_task(void *ctx, uint32_t task, uint32_t worker)
+void attn_search_task(void *ctx, uint32_t i, uint32_t worker)
 {
     eng_attn *a = ctx;
     const eng_kv_shape *shape = a->shape;
     attn_worker *w = &a->workers[worker];
-    uint32_t head = task / a->n_ranges, group = shape->group, item = a->layer * shape->n_head_kv + head, span_lo, span_hi;
-    const attn_range *r = &a->ranges[task % a->n_ranges];
+    uint32_t head = i % shape->n_head_kv, range = a->largest_first[i / shape->n_head_kv], task = head * a->n_ranges + range;
+    uint32_t group = shape->group, item = a->layer * shape->n_head_kv + head, span_lo, span_hi;
+    const attn_range *r = &a->ranges[range];
     const eng_span *span = &a->view->spans[r->span];
     eng_segment *seg = span->seg;
     attn_hits *hits = &a->hits[(size_t)task * group];

@@ -27,10 +27,11 @@ static const float negligible = 1e-4f;
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
-/* Cluster of a slot. */
+/* Cluster of a slot. Every other block has the end of one cluster: the first step is no branch. */
 static uint32_t cluster_of(const idx_index *ix, uint32_t slot)
 {
     uint32_t c = ix->code.at[slot / IDX_BLOCK];
+    c += ix->code.first[c + 1] <= slot;
     while (ix->code.first[c + 1] <= slot)
         c++;
     return c;
@@ -145,6 +146,7 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
     for (uint32_t at = from & ~(IDX_BLOCK - 1u); at < to; at += IDX_TILE) {
         uint32_t n = to - at < IDX_TILE ? (to - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
         uint32_t cluster = cluster_of(ix, at < from ? from : at), stop = at + n < to ? n : to - at;
+        idx_ask_rows(ix, at, n);
         c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, idx_visible_scales(c, at, n, from, to, lo, cut), n / IDX_BLOCK, quads,
                     s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
@@ -222,8 +224,6 @@ static float share_score(const idx_scan_state *c, uint32_t h, float floor)
     return c->m[h] + logf(total * small_share);
 }
 
-enum { ROWS_AHEAD = 16 }; /* hits whose rows are asked for */
-
 /* Turns the candidates of head h into hits: what the budget asks for. */
 static void rerank(const idx_scan_state *c, const idx_rows *keys, uint32_t h, uint32_t top_k, float beta)
 {
@@ -257,8 +257,6 @@ static void rerank(const idx_scan_state *c, const idx_rows *keys, uint32_t h, ui
         compact(&x, least, quota);
     }
     for (uint32_t i = 0; i < x.n; i++) {
-        if (i + ROWS_AHEAD < x.n)
-            __builtin_prefetch(&ix->code.ids[x.ids[i + ROWS_AHEAD]]);
         x.clusters[i] = cluster_of(ix, x.ids[i]);
         x.ids[i] = row_of(ix, x.ids[i], &lo, &hi);
     }

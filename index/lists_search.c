@@ -72,6 +72,7 @@ static void scan_clusters(const idx_scan_state *c, uint32_t cluster, uint32_t st
     uint32_t h0 = head0 + (uint32_t)__builtin_ctz(bits), n_heads = 32 - (uint32_t)__builtin_clz(bits) - (h0 - head0);
     for (uint32_t at = first & ~(IDX_BLOCK - 1u); at < end; at += IDX_TILE) {
         uint32_t n = end - at < IDX_TILE ? (end - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
+        idx_ask_rows(ix, at, n);
         c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, idx_visible_scales(c, at, n, first, end, run_lo, cut), n / IDX_BLOCK, quads,
                     s->code_query + h0, n_heads, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < n_heads; h++)

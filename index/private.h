@@ -189,6 +189,13 @@ typedef struct {
  * so are the scores, which makes them no hits and without weight. */
 const float *idx_visible_scales(const idx_scan_state *c, uint32_t at, uint32_t n, uint32_t from, uint32_t to, uint32_t run_lo, bool cut);
 
+/* Asks for the row numbers of a tile, slots [at, at + n): at the end of a search hits turn into rows, which lie anywhere. */
+static inline void idx_ask_rows(const idx_index *ix, uint32_t at, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += IDX_ALIGN / sizeof *ix->code.ids)
+        __builtin_prefetch(ix->code.ids + at + i, 0, 2);
+}
+
 /* s->q [group][dim_pad] as pairs of bytes. */
 void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s);
 
