@@ -99,6 +99,19 @@ def test_host(named, host, good):
     assert good or b"--allowed-hosts" in got
 
 
+@pytest.mark.parametrize("data", [
+    post(HOST, b"Origin: http://evil.example", JSON, LENGTH, b"Connection: close"),
+    b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nConnection: close\r\n\r\n",
+    b"OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n"
+    b"Access-Control-Request-Headers: content-type\r\nConnection: close\r\n\r\n",
+], ids=["post", "get", "preflight"])  # fmt: skip
+def test_no_page_of_others_may_read(fake, data):
+    """Nothing lets a browser give another site's page what is answered, or send JSON for it (CORS)."""
+    got = exchange(fake.port, data)
+    assert got.startswith(b"HTTP/1.1 ") and b"access-control" not in got.lower()
+    assert not data.startswith(b"OPTIONS") or not got.startswith(b"HTTP/1.1 2")
+
+
 @pytest.fixture(scope="module")
 def named(fake_bin, fake_model):
     d = Daemon(fake_bin, fake_model, "--allowed-hosts", "a.example, b.example:81")
