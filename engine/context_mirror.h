@@ -14,6 +14,7 @@ struct eng_mirror_entry {
     eng_mirror_entry *parent;
     uint32_t children;
     uint32_t pins;  /* stays as long as there are any */
+    eng_file_stamp checked; /* of the file when it was last read, all of it right; the reading thread's */
     bool ours;      /* of this model and these types: prompts may find it */
     bool unusable;  /* prompts do not find it any more */
     bool touched;   /* used and hits are newer than the catalog's */

@@ -115,7 +115,7 @@ void eng_store_failed(eng_store *s, const eng_segment_id *id)
     give_up(s, id, ENG_MISS_IO, "it shrank, or could not be read, while it was in use");
 }
 
-static eng_miss load_entry(eng_store *s, const eng_mirror_entry *e, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret, char *err,
+static eng_miss load_entry(eng_store *s, eng_mirror_entry *e, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret, char *err,
                            size_t errlen)
 {
     eng_segment_file *f;
@@ -128,8 +128,12 @@ static eng_miss load_entry(eng_store *s, const eng_mirror_entry *e, const eng_se
         snprintf(err, errlen, "it is another segment's");
         why = ENG_MISS_TOKENS;
     }
+    eng_segment_reader trusting = *reader;
+    trusting.checked = &e->checked;
     if (!why)
-        why = eng_segment_file_load(f, &s->p.owner, e->ids, reader, parent, ret, err, errlen);
+        why = eng_segment_file_load(f, &s->p.owner, e->ids, &trusting, parent, ret, err, errlen);
+    if (!why)
+        e->checked = *eng_segment_file_stamp(f);
     eng_segment_file_close(f);
     return why;
 }

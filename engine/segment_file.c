@@ -51,6 +51,7 @@ _Static_assert(sizeof(section) == 32, "the table is written as it stands");
 struct eng_segment_file {
     int fd;
     eng_segment_head head;
+    eng_file_stamp stamp;
     uint8_t *bytes; /* the whole head */
     const section *sections;
     const uint64_t *sums;
@@ -367,6 +368,13 @@ static eng_miss read_head(eng_segment_file *f, uint64_t file_bytes, char *err, s
     return ENG_MISS_NONE;
 }
 
+static eng_file_stamp stamp_of(const struct stat *st)
+{
+    return (eng_file_stamp){.device = st->st_dev, .inode = st->st_ino, .bytes = (uint64_t)st->st_size,
+                            .written_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+                            .changed_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec};
+}
+
 eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **ret, char *err, size_t errlen)
 {
     struct stat st;
@@ -381,8 +389,10 @@ eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **
         why = miss(err, errlen, ENG_MISS_IO, "cannot be read: %s", strerror(errno));
     else if (!S_ISREG(st.st_mode))
         why = miss(err, errlen, ENG_MISS_KIND, "not a regular file");
-    else
-        why = read_head(f, (uint64_t)st.st_size, err, errlen);
+    else {
+        f->stamp = stamp_of(&st);
+        why = read_head(f, f->stamp.bytes, err, errlen);
+    }
     if (why)
         eng_segment_file_close(f);
     else
@@ -403,6 +413,11 @@ void eng_segment_file_close(eng_segment_file *f)
 const eng_segment_head *eng_segment_file_head(const eng_segment_file *f)
 {
     return &f->head;
+}
+
+const eng_file_stamp *eng_segment_file_stamp(const eng_segment_file *f)
+{
+    return &f->stamp;
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
@@ -488,6 +503,7 @@ typedef struct {
     uint8_t **buffers; /* one a worker, for codes */
     size_t buffer_bytes;
     uint32_t kv_blocks;
+    uint32_t first; /* task: those before it are blocks that were checked before, and are where they were */
     atomic_int why; /* of the first failure */
     char err[256];
 } loading;
@@ -524,7 +540,7 @@ static void load_task(void *ctx, uint32_t task, uint32_t worker)
     int none = ENG_MISS_NONE;
     if (atomic_load(&l->why))
         return;
-    eng_miss why = load_part(l, task, worker, err, sizeof err);
+    eng_miss why = load_part(l, l->first + task, worker, err, sizeof err);
     if (why && atomic_compare_exchange_strong(&l->why, &none, (int)why))
         memcpy(l->err, err, sizeof err); /* read after the pool's barrier */
 }
@@ -568,7 +584,9 @@ static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *r
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
     /* A cold disk: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice the time. */
     posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    eng_pool_run(reader->pool, load_task, &l, l.kv_blocks + f->n_sections - 2);
+    if (s->map && reader->checked && !memcmp(reader->checked, &f->stamp, sizeof f->stamp))
+        l.first = l.kv_blocks;
+    eng_pool_run(reader->pool, load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
     for (uint32_t i = 0; i < workers; i++)
         free(l.buffers[i]);
     free(l.buffers);

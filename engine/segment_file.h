@@ -48,10 +48,18 @@ int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s
 
 typedef struct eng_segment_file eng_segment_file;
 
+/* Which file it is, and that nobody wrote to it since: device, inode, bytes, times of the last write and of the last change of any kind, which no program can set.
+ * All zero: none. */
+typedef struct {
+    uint64_t device, inode, bytes;
+    int64_t written_ns, changed_ns;
+} eng_file_stamp;
+
 /* Opens a regular file (never a link or a FIFO) and checks its head. */
 eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **ret, char *err, size_t errlen);
 void eng_segment_file_close(eng_segment_file *f);
 const eng_segment_head *eng_segment_file_head(const eng_segment_file *f);
+const eng_file_stamp *eng_segment_file_stamp(const eng_segment_file *f); /* as it was opened */
 
 /* The token ids [n], malloc'ed. */
 eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *err, size_t errlen);
@@ -61,6 +69,7 @@ typedef struct {
     const atomic_bool *cancel; /* may be NULL */
     atomic_ullong *heartbeat;  /* rises with every block. May be NULL */
     bool map;                  /* keys and values stay in the file */
+    const eng_file_stamp *checked; /* those of a file with this stamp are not checked again when it is mapped. May be NULL */
 } eng_segment_reader;
 
 /* Checks that it belongs to owner and has these token ids [n], then reads it as pool work below `parent` (NULL at start 0). The caller holds the one

@@ -209,9 +209,11 @@ START_TEST(mapped)
     eng_segment *s = segment(NULL, 0, ids, N, true), *m[2];
     save(&t, s);
     eng_store_flush(t.store);
-    eng_segment_reader reader = {.pool = t.pool, .map = true};
+    atomic_ullong blocks = 0;
+    eng_segment_reader reader = {.pool = t.pool, .map = true, .heartbeat = &blocks};
     for (int i = 0; i < 2; i++) {
         ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m[i]), ENG_MISS_NONE);
+        ck_assert_uint_eq(atomic_load(&blocks), 1); /* checked the first time only */
         ck_assert(m[i]->map && !eng_mapping_failed(m[i]->map));
         eng_view v = {0};
         ck_assert_int_eq(eng_view_add(&v, m[i], 0, N), 0);
@@ -229,6 +231,42 @@ START_TEST(mapped)
     ck_assert(eng_mapping_failed(m[0]->map));
     ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m[1]), ENG_MISS_SIZE);
     eng_segment_unref(m[0]);
+    eng_segment_unref(s);
+    free(ids);
+    t_store_done(&t);
+}
+END_TEST
+
+/* A mapped file that was written to since it was checked is checked again, also when its time of writing was set back. */
+START_TEST(mapped_again)
+{
+    enum { N = 3000 };
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t *ids = malloc(N * sizeof *ids);
+    char file[200];
+    struct stat st;
+    uint8_t byte;
+    number_ids(ids, N, 8);
+    eng_segment *s = segment(NULL, 0, ids, N, true), *m;
+    save(&t, s);
+    eng_store_flush(t.store);
+    eng_segment_reader reader = {.pool = t.pool, .map = true};
+    ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m), ENG_MISS_NONE);
+    eng_segment_unref(m);
+    t_store_path(&t, &s->id, file, sizeof file);
+    int fd = open(file, O_RDWR);
+    ck_assert(fd >= 0 && fstat(fd, &st) == 0 && pread(fd, &byte, 1, 100000) == 1);
+    byte ^= 1;
+    do { /* until the clock of the file system has moved on */
+        struct stat now;
+        ck_assert_int_eq(pwrite(fd, &byte, 1, 100000), 1);
+        ck_assert(futimens(fd, (struct timespec[]){st.st_atim, st.st_mtim}) == 0 && fstat(fd, &now) == 0);
+        if (now.st_ctim.tv_sec != st.st_ctim.tv_sec || now.st_ctim.tv_nsec != st.st_ctim.tv_nsec)
+            break;
+    } while (true);
+    close(fd);
+    ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m), ENG_MISS_CHECKSUM);
     eng_segment_unref(s);
     free(ids);
     t_store_done(&t);
@@ -486,6 +524,7 @@ int main(void)
     tcase_add_test(c, exact_means_all_of_it);
     tcase_add_test(c, tenants);
     tcase_add_test(c, mapped);
+    tcase_add_test(c, mapped_again);
     tcase_add_test(c, merged);
     tcase_add_test(c, finds_the_longest_prefix);
     tcase_add_test(c, budget);
