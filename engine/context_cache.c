@@ -1,5 +1,6 @@
 #include "context_cache.h"
 
+#include "index_work.h"
 #include "worth.h"
 
 #include <errno.h>
@@ -11,6 +12,8 @@ struct eng_cache {
     uint32_t n, cap;
     size_t limit, bytes;
     uint64_t clock, offered, evictions, refusals;
+    void (*cut)(void *ctx, eng_segment *s); /* NULL: no segment is kept in part */
+    void *cut_ctx;
     eng_evicted evicted;
 };
 
@@ -22,6 +25,12 @@ int eng_cache_new(size_t limit, eng_cache **ret)
     c->limit = limit;
     *ret = c;
     return 0;
+}
+
+void eng_cache_keep_parts(eng_cache *c, void (*cut)(void *ctx, eng_segment *s), void *ctx)
+{
+    c->cut = cut;
+    c->cut_ctx = ctx;
 }
 
 static void remove_at(eng_cache *c, uint32_t i)
@@ -150,6 +159,50 @@ static void evict(eng_cache *c, eng_segment *s)
     eng_cache_drop(c, s);
 }
 
+static int append(eng_cache *c, eng_segment *s)
+{
+    if (c->n == c->cap) {
+        uint32_t cap = c->cap ? 2 * c->cap : 16;
+        eng_segment **p = realloc(c->segments, cap * sizeof *p);
+        if (!p)
+            return -ENOMEM;
+        c->segments = p;
+        c->cap = cap;
+    }
+    c->segments[c->n++] = eng_segment_ref(s);
+    s->cached = true;
+    c->bytes += eng_segment_bytes(s);
+    return 0;
+}
+
+/* The most tokens of s that take `bytes` with their index, in steps of STEP; 0: too few to be worth it. */
+static uint32_t part_for(const eng_segment *s, uint64_t bytes)
+{
+    enum { STEP = 64, LEAST = 256 };
+    uint64_t all = eng_segment_bytes_for(s->shape, s->n), index = s->n >= ENG_INDEX_MIN_TOKENS ? idx_codes_max_bytes(s->n, s->shape->head_dim) : 0;
+    for (uint32_t l = 0; l < s->shape->n_layer; l++)
+        all += eng_kv_window(s->shape, l) ? 0 : index * s->shape->n_head_kv;
+    all = all > eng_segment_bytes(s) ? all : eng_segment_bytes(s);
+    uint64_t n = bytes < all ? bytes * s->n / all : s->n;
+    n = n / STEP * STEP;
+    return n >= LEAST && n < s->n ? (uint32_t)n : 0;
+}
+
+/* Keeps the first tokens of s, which itself is not kept (any more), as far as `bytes` allow. */
+static void keep_part(eng_cache *c, const eng_segment *s, uint64_t bytes)
+{
+    eng_segment *part;
+    uint32_t n = c->cut && !s->map ? part_for(s, bytes) : 0;
+    if (!n || (s->parent && !s->parent->cached) || eng_segment_copy(s, 0, n, s->parent, s->exact, &part) < 0)
+        return;
+    part->worth = s->worth / (s->start + s->n) * (s->start + n);
+    part->last_used = s->last_used;
+    eng_evicted_add(&c->evicted, s->tenant, s->start + n, s->ids + n, s->n - n);
+    if (eng_segment_bytes(part) <= bytes && append(c, part) == 0)
+        c->cut(c->cut_ctx, part);
+    eng_segment_unref(part);
+}
+
 /* Whether there is room, and whether it is a guest's. */
 static bool make_room(eng_cache *c, eng_room *r)
 {
@@ -158,9 +211,13 @@ static bool make_room(eng_cache *c, eng_room *r)
     eng_segment **victims = calloc(c->n + 1, sizeof *victims);
     int64_t n = kept && numbers && victims ? eng_worth_choose(r, kept, c->n, numbers) : -1;
     for (int64_t i = 0; i < n; i++)
-        victims[i] = c->segments[numbers[i]];
+        victims[i] = eng_segment_ref(c->segments[numbers[i]]);
     for (int64_t i = 0; i < n; i++)
         evict(c, victims[i]);
+    if (n > 0)
+        keep_part(c, victims[n - 1], r->spare); /* more went than had to */
+    for (int64_t i = 0; i < n; i++)
+        eng_segment_unref(victims[i]);
     free(victims);
     free(numbers);
     free(kept);
@@ -186,24 +243,18 @@ bool eng_cache_insert(eng_cache *c, eng_segment *s)
         s->worth = eng_worth_used(0, s->start + s->n);
     eng_room room = {.limit = c->limit, .bytes = eng_segment_bytes(s), .claim = eng_worth_claim(s->worth)};
     offer(c, room.bytes);
-    if ((s->parent && !s->parent->cached) || !make_room(c, &room)) {
+    s->last_used = ++c->clock;
+    if (s->parent && !s->parent->cached) {
         c->refusals++;
         return false;
     }
-    s->guest = room.guest;
-    if (c->n == c->cap) {
-        uint32_t cap = c->cap ? 2 * c->cap : 16;
-        eng_segment **p = realloc(c->segments, cap * sizeof *p);
-        if (!p)
-            return false;
-        c->segments = p;
-        c->cap = cap;
+    if (!make_room(c, &room)) {
+        c->refusals++;
+        keep_part(c, s, room.spare);
+        return false;
     }
-    c->segments[c->n++] = eng_segment_ref(s);
-    s->cached = true;
-    s->last_used = ++c->clock;
-    c->bytes += room.bytes;
-    return true;
+    s->guest = room.guest;
+    return append(c, s) == 0;
 }
 
 void eng_cache_replace(eng_cache *c, eng_segment *const *parts, uint32_t n, eng_segment *merged)

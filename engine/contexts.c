@@ -58,6 +58,7 @@ int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t err
         return r;
     }
     e->disk = d;
+    eng_cache_keep_parts(e->cache, NULL, NULL); /* whole ones come back from there */
     eng_named_backed(e, p, sync_names, d);
     return 0;
 }

@@ -171,6 +171,12 @@ static int check_memory(const eng_engine *e, char *err, size_t errlen)
     return 0;
 }
 
+static void index_part(void *ctx, eng_segment *s)
+{
+    const eng_engine *e = ctx;
+    eng_index_work_add(e->index_work, s); /* if that fails: its keys are read all the same */
+}
+
 static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
 {
     int r = eng_kernels_get(e->params.cpu, &e->kernels, err, errlen);
@@ -206,6 +212,7 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
     if ((r = eng_forward_new(&fp, &e->forward)) < 0 || (r = eng_cache_new(e->params.cache_ram, &e->cache)) < 0 ||
         (r = eng_index_work_new(e->pool, &e->index_work)) < 0 || (r = copy_template(e)) < 0)
         return r;
+    eng_cache_keep_parts(e->cache, index_part, e); /* until there is a disk tier */
     fill_info(e);
     if ((r = eng_named_open(e)) < 0)
         return r;

@@ -325,8 +325,11 @@ int eng_segment_copy(const eng_segment *src, uint32_t lo, uint32_t hi, eng_segme
             memcpy(eng_segment_k(s, layer, head, 0), eng_segment_k(src, layer, head, lo), (size_t)s->n * h->row_k);
             memcpy(eng_segment_v(s, layer, head, 0), eng_segment_v(src, layer, head, lo), (size_t)s->n * h->row_v);
         }
-    if (src->queries && lo == 0 && eng_segment_alloc_queries(s, src->m) == 0) { /* without them there will be codes alone: no reason to fail */
-        s->m = src->m;
+    uint32_t m = src->queries && lo == 0 ? src->m : 0;
+    while (m && src->query_row[m - 1] >= hi)
+        m--;
+    if (m && eng_segment_alloc_queries(s, m) == 0) { /* without them there will be codes alone: no reason to fail */
+        s->m = m;
         s->wants = src->wants;
         memcpy(s->query_row, src->query_row, (size_t)s->m * sizeof *s->query_row);
         size_t per = (size_t)h->group * h->head_dim * sizeof(uint16_t);

@@ -574,5 +574,6 @@ void eng_session_close(eng_session *s)
     free(s->ids);
     free(s);
     e->in_session = false;
+    eng_cache_recount(e->cache); /* codes that came meanwhile could take no room from what was in use */
     eng_publish(e);
 }

@@ -39,8 +39,16 @@ static void drop(tier *t, uint32_t i)
         t->kept[k->parent].holds--;
 }
 
+/* What residents may still take, beside `bytes` to come. */
+static uint64_t spare_beside(const eng_room *r, const tier *t, uint64_t bytes)
+{
+    uint64_t reserve = r->limit / ENG_WORTH_GUESTS, most = r->limit - reserve, residents = t->bytes - t->guests + bytes, all = t->bytes + bytes;
+    uint64_t a = residents < most ? most - residents : 0, b = all < r->limit ? r->limit - all : 0;
+    return a < b ? a : b;
+}
+
 /* Residents stay out of the guests' part, guests in it. Guests may have to go for what they continue to go. */
-static int64_t choose(const eng_room *r, tier t, uint32_t *victims, bool as_guest)
+static int64_t choose(eng_room *r, tier t, uint32_t *victims, bool as_guest)
 {
     uint64_t reserve = r->limit / ENG_WORTH_GUESTS, most = r->bytes > r->limit - reserve ? r->limit : r->limit - reserve;
     int64_t n_victims = 0;
@@ -48,8 +56,10 @@ static int64_t choose(const eng_room *r, tier t, uint32_t *victims, bool as_gues
         return -1;
     for (;;) {
         bool over = r->bytes && (as_guest ? t.guests + r->bytes > reserve : t.bytes - t.guests + r->bytes > most);
-        if (!over && t.bytes + r->bytes <= r->limit)
+        if (!over && t.bytes + r->bytes <= r->limit) {
+            r->spare = as_guest ? 0 : spare_beside(r, &t, r->bytes);
             return n_victims;
+        }
         uint32_t v = over && !as_guest ? next_victim(&t, false, r->claim) : t.n;
         if (v == t.n)
             v = next_victim(&t, true, 0);
@@ -81,5 +91,8 @@ int64_t eng_worth_choose(eng_room *r, eng_kept *kept, uint32_t n, uint32_t *vict
     if (!r->guest)
         return n_victims;
     bring_back(&t);
-    return choose(r, t, victims, true);
+    uint64_t spare = spare_beside(r, &t, 0);
+    n_victims = choose(r, t, victims, true);
+    r->spare = n_victims < 0 ? spare : 0;
+    return n_victims;
 }

@@ -59,6 +59,7 @@ typedef struct {
     uint64_t limit, bytes; /* of the tier; that are to fit */
     uint64_t claim;        /* UINT64_MAX: anything that is not held may go for it */
     bool guest;            /* filled in: it fits as a guest */
+    uint64_t spare;        /* filled in: bytes that would fit beside it; where it does not fit, bytes that do. Guests' room is none of it */
 } eng_room;
 
 /* Chooses what goes of kept[0, n): victims[0, result), in that order. -1: there is no room. */

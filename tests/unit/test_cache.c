@@ -143,6 +143,58 @@ START_TEST(budget_and_pins)
 }
 END_TEST
 
+static void count_cut(void *ctx, eng_segment *s)
+{
+    uint32_t *n = ctx;
+    *n += s->n;
+}
+
+/* Where parts are kept, what goes and what comes is cut to what fits: the first rows, as they were. */
+START_TEST(in_part)
+{
+    enum { N = 1500 };
+    int32_t a[N], b[N];
+    uint32_t cut = 0;
+    size_t one = eng_segment_bytes_for(&shape, N);
+    eng_cache *c;
+    ck_assert_int_eq(eng_cache_new(one * 7 / 4, &c), 0);
+    eng_cache_keep_parts(c, count_cut, &cut);
+    for (int i = 0; i < N; i++) {
+        a[i] = i * 31 % 1009;
+        b[i] = i * 17 % 1013 + 1;
+    }
+    eng_segment *sa = segment(NULL, 0, a, N, true), *sb = segment(NULL, 0, b, N, true);
+    ck_assert(eng_cache_insert(c, sa));
+    eng_segment_unref(sa);
+    ck_assert(eng_cache_insert(c, sb)); /* cuts a */
+    eng_view va = {0}, vb = {0};
+    uint32_t n = find(c, a, N, true, &va);
+    ck_assert(n == cut && n % 64 == 0 && n > N / 4 && n < N * 3 / 4);
+    check_rows(&va, a, n);
+    ck_assert_uint_eq(find(c, b, N, true, &vb), N);
+    check_rows(&vb, b, N);
+    ck_assert_uint_le(eng_cache_info_get(c).bytes, one * 7 / 4);
+    eng_view_done(&va);
+    eng_segment_unref(sb);
+    sa = segment(NULL, 0, a, N, true); /* in another cache b is in use: a comes in part */
+    eng_cache_free(c);
+    ck_assert_int_eq(eng_cache_new(one * 7 / 4, &c), 0);
+    eng_cache_keep_parts(c, count_cut, &cut);
+    sb = vb.spans[0].seg;
+    ck_assert(eng_cache_insert(c, sb));
+    cut = 0;
+    ck_assert(!eng_cache_insert(c, sa));
+    n = find(c, a, N, true, &va);
+    ck_assert(n == cut && n > N / 4 && n < N * 3 / 4);
+    check_rows(&va, a, n);
+    ck_assert_uint_le(eng_cache_info_get(c).bytes, one * 7 / 4);
+    eng_view_done(&va);
+    eng_view_done(&vb);
+    eng_segment_unref(sa);
+    eng_cache_free(c);
+}
+END_TEST
+
 START_TEST(least_recently_used_first)
 {
     int32_t ids[200] = {0};
@@ -204,6 +256,7 @@ int main(void)
     tcase_add_test(c, copy_and_shift);
     tcase_add_test(c, find_longest_prefix);
     tcase_add_test(c, budget_and_pins);
+    tcase_add_test(c, in_part);
     tcase_add_test(c, least_recently_used_first);
     tcase_add_test(c, leaves_go_first);
     suite_add_tcase(s, c);
