@@ -21,7 +21,7 @@ static const char *const scalings[] = {"auto", "none", "linear", "yarn", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const outputs[] = {"table", "jsonl", NULL};
 static const char *const kinds[] = {"flat", "cluster", "ivf", "graph", NULL};
-static const char *const codes[] = {"f16", "int8", NULL};
+static const char *const codes[] = {"f16", "int8", "int4", NULL};
 static const char *const amounts[] = {"auto", "all", NULL};
 static const char *const facts[] = {"table", "json", NULL};
 

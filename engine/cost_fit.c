@@ -90,7 +90,7 @@ static int build_index(fit *f, uint32_t head, bool graph, idx_index **ret)
     for (uint32_t i = 0; i < GRAPH_TRAIN; i++)
         pos[i] = (uint32_t)((uint64_t)(i + 1) * f->seg->n / GRAPH_TRAIN) - 1;
     idx_queries train = {q, pos, GRAPH_TRAIN, s->group};
-    int r = graph ? idx_builder_new(&keys, &train, &p, &b) : idx_builder_new_codes(&keys, &values, NULL, NULL, &b);
+    int r = graph ? idx_builder_new(&keys, &train, &p, &b) : idx_builder_new_codes(&keys, &values, NULL, 8, NULL, &b);
     if (r == 0)
         r = idx_builder_step(b, 0);
     if (r == 0)

@@ -63,7 +63,14 @@ static int build_codes(const bench *b, idx_builder **ret)
 {
     float power[ENG_BENCH_MAX_DIM];
     idx_query_power(&b->train, b->h->dim, power);
-    return idx_builder_new_codes(&b->keys, &b->values, power, NULL, ret);
+    return idx_builder_new_codes(&b->keys, &b->values, power, 8, NULL, ret);
+}
+
+static int build_int4(const bench *b, idx_builder **ret)
+{
+    float power[ENG_BENCH_MAX_DIM];
+    idx_query_power(&b->train, b->h->dim, power);
+    return idx_builder_new_codes(&b->keys, &b->values, power, 4, NULL, ret);
 }
 
 static int build_graph(const bench *b, idx_builder **ret)
@@ -82,8 +89,8 @@ static int build_ivf(const bench *b, idx_builder **ret)
     return idx_builder_new_lists(IDX_IVF, &b->keys, &b->values, &b->train, ret);
 }
 
-static const char *const kind_names[] = {"f16", "int8", "graph", "cluster", "ivf", NULL};
-static const build_fn builds[] = {NULL, build_codes, build_graph, build_cluster, build_ivf};
+static const char *const kind_names[] = {"f16", "int8", "int4", "graph", "cluster", "ivf", NULL};
+static const build_fn builds[] = {NULL, build_codes, build_int4, build_graph, build_cluster, build_ivf};
 enum { BASE = 1 };
 
 static bool has_clusters(const subject *s)

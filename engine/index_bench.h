@@ -50,7 +50,7 @@ typedef struct {
     double relative;                    /* median over the rounds of the time by that of flat with int8 codes in the same round */
 } eng_bench_result;
 
-/* Measures the kinds (ends with NULL): "f16" (flat without an index), "int8" (flat with codes), "graph", "cluster", "ivf"; ret: one for each. *ret_replicas: how many there was memory for. -EINVAL, -ENOMEM, with a sentence. */
+/* Measures the kinds (ends with NULL): "f16" (flat without an index), "int8", "int4" (flat with codes), "graph", "cluster", "ivf"; ret: one for each. *ret_replicas: how many there was memory for. -EINVAL, -ENOMEM, with a sentence. */
 int eng_bench_index(const eng_bench_head *h, const eng_bench_params *p, const char *const *kinds, eng_bench_result *ret, uint32_t *ret_replicas, char *err,
                     size_t errlen);
 

@@ -132,7 +132,7 @@ static int begin(slot *s)
     idx_rows values = {eng_segment_v(seg, layer, head, 0), shape->row_v, seg->n, shape->head_dim, (idx_type)shape->type_v};
     if (kind == CODES) {
         const float *power = seg->query_squares + (size_t)s->item * shape->head_dim;
-        return idx_builder_new_codes(&keys, &values, power, seg->code_memory ? seg->code_memory + s->item * seg->code_stride : NULL, &s->builder);
+        return idx_builder_new_codes(&keys, &values, power, 8, seg->code_memory ? seg->code_memory + s->item * seg->code_stride : NULL, &s->builder);
     }
     idx_queries train = {eng_segment_query(seg, layer, head, 0), seg->query_row, seg->m, shape->group};
     if (kind != GRAPH)

@@ -26,6 +26,7 @@ typedef enum { RUN_BEGIN, RUN_BYTES, RUN_TRAIN, RUN_ASSIGN, RUN_ORDER, RUN_SUM }
 
 struct idx_codes_build {
     idx_kind kind;
+    bool narrow;
     idx_rows points; /* what is clustered: the values, or, of lists, the keys as lists_build.c maps them */
     uint8_t *memory; /* the caller's, for the arena; NULL: its own */
     idx_rows values;
@@ -94,7 +95,7 @@ uint32_t idx_codes_sum_stride(uint32_t dim)
     return idx_dim_pad(dim);
 }
 
-size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS])
+size_t idx_codes_layout(idx_kind kind, bool narrow, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS])
 {
     if (!n || n > IDX_MAX_ROWS || !dim || dim > IDX_MAX_DIM || !n_clusters || n_clusters > idx_codes_max_clusters(n))
         return 0;
@@ -108,7 +109,7 @@ size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clus
                                           blocks * IDX_BLOCK * 2,
                                           blocks * IDX_BLOCK * 4,
                                           n_clusters * dim_pad * 4,
-                                          blocks * quads * 64,
+                                          blocks * (narrow ? (dim + 7) / 8 : quads) * 64,
                                           vectors * centroids * IDX_BLOCK * 4,
                                           centroids * IDX_BLOCK * 4,
                                           vectors * centroids * quads * 64};
@@ -122,7 +123,7 @@ size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clus
 size_t idx_codes_max_bytes(uint32_t n, uint32_t dim)
 {
     size_t at[IDX_CODE_PARTS];
-    return idx_codes_layout(IDX_FLAT, n, dim, idx_codes_max_clusters(n), at);
+    return idx_codes_layout(IDX_FLAT, false, n, dim, idx_codes_max_clusters(n), at);
 }
 
 /* ---- clusters of one run ---------------------------------------------------------------------------------------- */
@@ -394,7 +395,7 @@ static int codes_arena_new(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
     uint32_t n = b->keys.n, dim = b->keys.dim;
-    size_t at[IDX_CODE_PARTS], bytes = idx_codes_layout(s->kind, n, dim, s->n_clusters, at);
+    size_t at[IDX_CODE_PARTS], bytes = idx_codes_layout(s->kind, s->narrow, n, dim, s->n_clusters, at);
     uint8_t *arena = s->memory ? s->memory : idx_alloc(bytes, 1);
     idx_index *ix = calloc(1, sizeof *ix);
     if (!arena || !ix) {
@@ -407,7 +408,7 @@ static int codes_arena_new(idx_builder *b)
     memset(arena, 0, at[7]);
     memset(arena + at[8], 0, bytes - at[8]);
     idx_header h = {
-        .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = s->kind, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes};
+        .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = s->kind, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes, .narrow = s->narrow};
     memcpy(arena, &h, sizeof h);
     memcpy(arena + at[0], s->mean, (size_t)b->dim_pad * 4);
     memcpy(arena + at[0] + (size_t)b->dim_pad * 4, s->unit, (size_t)b->dim_pad * 4);
@@ -458,7 +459,7 @@ bool idx_codes_emit(idx_builder *b)
     float *scales = (float *)(void *)(ix->arena + ((const uint8_t *)ix->code.scale - ix->arena));
     uint8_t *codes = ix->arena + (ix->code.codes - ix->arena);
     for (uint32_t block = first, run = 0, lo = 0, hi = 0; block < end; block++) {
-        uint8_t *to = codes + (size_t)block * ix->code.quads * 64;
+        uint8_t *to = codes + (size_t)block * ix->code.block_bytes;
         uint32_t ids[IDX_BLOCK], in_block = n - block * IDX_BLOCK < IDX_BLOCK ? n - block * IDX_BLOCK : IDX_BLOCK;
         for (uint32_t i = 0; i < in_block; i++) {
             uint32_t slot = block * IDX_BLOCK + i;
@@ -471,14 +472,17 @@ bool idx_codes_emit(idx_builder *b)
         for (uint32_t slot = (block + 1) * IDX_BLOCK; slot < n && slot < (block + 2) * IDX_BLOCK && slot < hi; slot++)
             __builtin_prefetch(idx_row(&b->keys, lo + ix->code.ids[slot]));
         b->k->widen(s->rows, &b->keys, ids, 0, in_block);
-        memset(to, 128, (size_t)ix->code.quads * 64);
+        memset(to, 128, ix->code.block_bytes);
         for (uint32_t i = 0; i < in_block; i++) {
             float *v = s->rows + (size_t)i * b->dim_pad;
             for (uint32_t j = 0; j < b->dim_pad; j++)
                 v[j] -= s->mean[j];
-            float scale = idx_codes_encode(b, v, ix->code.quads, to + i * 4);
+            double error;
+            for (uint32_t j = 0; j < b->dim_pad && s->narrow; j++)
+                v[j] *= s->inverse_unit[j];
+            float scale = s->narrow ? idx_narrow_encode(v, b->keys.dim, to + i * 4, &error) : idx_codes_encode(b, v, ix->code.quads, to + i * 4);
             scales[block * IDX_BLOCK + i] = scale;
-            s->noise += scale == scale ? (double)scale * (double)scale / 12 : 0; /* rounding is uniform in +-1/2 */
+            s->noise += scale != scale ? 0 : s->narrow ? error / b->keys.dim : (double)scale * (double)scale / 12; /* rounding is uniform in +-1/2 */
         }
     }
     b->at = end;
@@ -607,10 +611,12 @@ void idx_codes_build_points(idx_builder *b, const idx_rows *points)
     b->codes->points = *points;
 }
 
-int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, void *memory, idx_builder **ret)
+int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, uint32_t bits, void *memory, idx_builder **ret)
 {
     static const idx_phase phases[] = {{idx_codes_mean, .05f}, {idx_codes_cluster, .85f}, {idx_codes_emit, .1f}};
     idx_builder *b;
+    if (bits != 8 && bits != 4)
+        return -EINVAL;
     int r = idx_codes_build_new(IDX_FLAT, keys, values, memory, &b);
     if (r < 0)
         return r;
@@ -618,6 +624,7 @@ int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const fl
         idx_builder_free(b);
         return -ENOMEM;
     }
+    b->codes->narrow = bits == 4;
     b->phases = phases;
     b->n_phases = sizeof phases / sizeof *phases;
     *ret = b;

@@ -82,16 +82,17 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
             norm += x * x;
             offset += v[j] * ix->code.mean[j];
         }
-        float unit = most / 4063, inverse = unit > 0 ? 1 / unit : 0;
+        const bool narrow = ix->header->narrow;
+        float unit = most / (narrow ? 127 : 4063), inverse = unit > 0 ? 1 / unit : 0;
         if (!(size < INFINITY) || !(inverse < INFINITY))
             unit = inverse = 0; /* an infinite or NaN query has a NaN or infinite offset */
         for (uint32_t j = 0; j < dim_pad; j++) {
-            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * ix->code.unit[j] * inverse) : 0, top = (x + 32 + 64 * 64) / 64 - 64;
+            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * ix->code.unit[j] * inverse) : 0, top = narrow ? x : (x + 32 + 64 * 64) / 64 - 64;
             hi[j] = (int8_t)top;
-            lo[j] = (int8_t)(x - 64 * top);
+            lo[j] = (int8_t)(narrow ? 0 : x - 64 * top);
             sum += x;
         }
-        s->code_query[h] = (idx_code_query){hi, lo, -128 * sum, unit * q->scale, offset * q->scale, edge_errors * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
+        s->code_query[h] = (idx_code_query){hi, lo, (narrow ? -15 : -128) * sum, unit * q->scale, offset * q->scale, edge_errors * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
     }
 }
 
@@ -135,7 +136,7 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
 {
     const idx_index *ix = c->ix;
     idx_scratch *s = c->s;
-    uint32_t lo, hi, from = ix->code.first[c->first], to = ix->code.first[c->end], quads = ix->code.quads;
+    uint32_t lo, hi, from = ix->code.first[c->first], to = ix->code.first[c->end];
     idx_codes_run_rows(ix->header->n, run, &lo, &hi);
     from = from > lo ? from : lo;
     to = to < hi ? to : hi;
@@ -147,8 +148,12 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
         uint32_t n = to - at < IDX_TILE ? (to - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
         uint32_t cluster = cluster_of(ix, at < from ? from : at), stop = at + n < to ? n : to - at;
         idx_ask_rows(ix, at, n);
-        c->k->codes(ix->code.codes + (size_t)at / IDX_BLOCK * quads * 64, idx_visible_scales(c, at, n, from, to, lo, cut), n / IDX_BLOCK, quads,
-                    s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
+        const float *scales = idx_visible_scales(c, at, n, from, to, lo, cut);
+        const uint8_t *codes = ix->code.codes + at / IDX_BLOCK * ix->code.block_bytes;
+        if (ix->header->narrow)
+            c->k->narrow(codes, scales, n / IDX_BLOCK, (ix->header->dim + 7) / 8, s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
+        else
+            c->k->codes(codes, scales, n / IDX_BLOCK, ix->code.quads, s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
             if (s->tops[h].keep)
                 idx_top_add_known(c->k, &s->tops[h], at, s->scores + (size_t)h * IDX_TILE, n, s->tile_best[h], s->tmp);
@@ -245,6 +250,10 @@ static void rerank(const idx_scan_state *c, const idx_rows *keys, uint32_t h, ui
         }
         x.n = c->k->filter(x.ids, 0, x.scores, x.n, edge, x.ids, x.scores);
     }
+    if (!c->weights && ix->header->narrow && x.n > top_k) {
+        float kth = idx_kth(c->k, x.scores, x.n, top_k, s->tmp);
+        x.n = c->k->filter(x.ids, 0, x.scores, x.n, kth - s->code_query[h].margin, x.ids, x.scores);
+    }
     memcpy(x.scanned, x.scores, x.n * sizeof *x.scores);
     score_again(c, keys, h, &x, sure_lo, sure_hi);
     float best = c->k->max(x.scores, x.n, floor);
@@ -279,7 +288,7 @@ int idx_codes_scan(const idx_index *ix, const idx_rows *keys, const idx_query *q
     idx_code_queries(ix, q, s);
     for (uint32_t h = 0; h < q->group; h++) {
         float floor = q->floor && q->floor[h] == q->floor[h] ? q->floor[h] : -INFINITY;
-        idx_top_reset(&s->tops[h], top_k ? top_k + IDX_CODE_SPARE : 0, weights ? beta : beta + s->code_query[h].margin,
+        idx_top_reset(&s->tops[h], top_k ? top_k + (ix->header->narrow ? IDX_NARROW_SPARE : IDX_CODE_SPARE) : 0, weights ? beta : beta + s->code_query[h].margin,
                       beta < INFINITY ? floor : -INFINITY);
         s->tops[h].thr = -FLT_MAX; /* of an infinite query no row is a hit */
         ret_m[h] = floor;

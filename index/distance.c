@@ -1,4 +1,4 @@
-#include "distance.h"
+#include "distance_narrow.h"
 
 #include <cpuid.h>
 #include <math.h>
@@ -165,7 +165,7 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, idx_narrow_scalar};
 
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;

@@ -83,6 +83,9 @@ typedef struct {
     /* ret[r] = the centroid c with the largest <rows[r], panel[c]> - half[c], r < 16; the first of equals. All exact in integers: rows [16][4 * quads], |x| <= 63, small
      * enough that no 16-bit sum of two products saturates; panel [n_blocks][quads][16][4], laid out as codes are; half [16 * n_blocks]. */
     void (*nearest)(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret);
+
+    /* codes() for codes of four bits (distance_narrow.h). */
+    void (*narrow)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t pairs, const idx_code_query *q, uint32_t nq, float *out, size_t ld, float *ret_best);
 } idx_kernels;
 
 /* The body of judge(), vectorised by the compiler in the file of each instruction set. */

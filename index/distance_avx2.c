@@ -1,4 +1,4 @@
-#include "distance.h"
+#include "distance_narrow.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -299,4 +299,4 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};
+const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, idx_narrow_avx2};

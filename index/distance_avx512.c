@@ -1,5 +1,6 @@
 /* Compiled with -mavx512bf16 among others, but the level promises no BF16: no such instruction may be used here. */
 #include "distance_avx512.h"
+#include "distance_narrow.h"
 
 #include <string.h>
 
@@ -302,6 +303,6 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest};
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, idx_narrow_avx512};
 
-const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, idx_nearest_amx};
+const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, idx_nearest_amx, idx_narrow_avx512};

@@ -84,6 +84,8 @@ bool idx_codes_cluster(idx_builder *b);
 bool idx_codes_emit(idx_builder *b);
 /* v: a key less the mean, padded with zeros; codes: its first four bytes in its block. Returns its scale, NaN if v isn't finite. */
 float idx_codes_encode(const idx_builder *b, float *v, uint32_t quads, uint8_t *codes);
+/* codes_narrow.c: the same in four bits, of v in units; *ret_error: the sum of its squared errors. */
+float idx_narrow_encode(const float *v, uint32_t dim, uint8_t *codes, double *ret_error);
 
 /* lists_build.c */
 void idx_lists_build_free(struct idx_lists_build *l);

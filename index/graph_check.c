@@ -24,11 +24,12 @@ void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes)
     ix->header = (const idx_header *)(const void *)arena;
     if (ix->header->kind != IDX_GRAPH) {
         size_t at[IDX_CODE_PARTS];
-        idx_codes_layout((idx_kind)ix->header->kind, ix->header->n, ix->header->dim, ix->header->n_clusters, at);
+        idx_codes_layout((idx_kind)ix->header->kind, ix->header->narrow, ix->header->n, ix->header->dim, ix->header->n_clusters, at);
         ix->entries = ix->first = ix->links = NULL;
         ix->code.n_runs = idx_codes_runs(ix->header->n);
         ix->code.n_blocks = (ix->header->n + IDX_BLOCK - 1) / IDX_BLOCK;
         ix->code.quads = (ix->header->dim + 3) / 4;
+        ix->code.block_bytes = (size_t)(ix->header->narrow ? (ix->header->dim + 7) / 8 : ix->code.quads) * 64;
         ix->code.mean = (const float *)(const void *)(arena + at[0]);
         ix->code.unit = ix->code.mean + idx_dim_pad(ix->header->dim);
         ix->code.first = (const uint32_t *)(const void *)(arena + at[1]);
@@ -60,7 +61,7 @@ int idx_bad(char *err, size_t errlen, const char *format, ...)
 
 static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t dim, char *err, size_t errlen)
 {
-    static const float zero[2];
+    static const float zero;
     if (h->magic != IDX_MAGIC)
         return idx_bad(err, errlen, "not an index");
     if (h->version != IDX_VERSION)
@@ -70,20 +71,20 @@ static int check_header(const idx_header *h, size_t bytes, uint32_t n, uint32_t 
     if (h->n != n || h->dim != dim)
         return idx_bad(err, errlen, "index is for %u keys of %u dimensions, not %u of %u", h->n, h->dim, n, dim);
     bool lists = h->kind == IDX_CLUSTER || h->kind == IDX_IVF;
-    if (lists ? !(h->margin >= 0 && h->margin < INFINITY) : memcmp(&h->margin, zero, sizeof h->margin) != 0)
+    if (lists ? !(h->margin >= 0 && h->margin < INFINITY) : memcmp(&h->margin, &zero, sizeof zero) != 0)
         return idx_bad(err, errlen, "damaged index header");
     if (h->kind != IDX_GRAPH) {
-        size_t at[IDX_CODE_PARTS], need = idx_codes_layout((idx_kind)h->kind, h->n, h->dim, h->n_clusters, at);
+        size_t at[IDX_CODE_PARTS], need = idx_codes_layout((idx_kind)h->kind, h->narrow, h->n, h->dim, h->n_clusters, at);
         if (!(h->noise >= 0 && h->noise < INFINITY))
             return idx_bad(err, errlen, "damaged index header");
-        if (h->max_degree || h->spare || h->n_links || memcmp(h->reserved, zero, sizeof zero) != 0)
+        if (h->max_degree || h->spare || h->n_links || h->reserved || h->narrow > (h->kind == IDX_FLAT))
             return idx_bad(err, errlen, "damaged index header");
         if (!need || h->bytes != need || bytes != need)
             return idx_bad(err, errlen, "index has %zu bytes, its counts need %zu", bytes, need);
         return 0;
     }
-    if (memcmp(&h->noise, zero, sizeof h->noise) != 0 || !h->max_degree || h->max_degree > IDX_MAX_DEGREE ||
-        memcmp(h->reserved, zero, sizeof zero) != 0)
+    if (memcmp(&h->noise, &zero, sizeof zero) != 0 || !h->max_degree || h->max_degree > IDX_MAX_DEGREE ||
+        h->reserved || h->narrow)
         return idx_bad(err, errlen, "damaged index header");
     if (!h->spare || h->spare > IDX_MAX_SPARE)
         return idx_bad(err, errlen, "search width out of bounds");

@@ -21,7 +21,8 @@ enum {
     IDX_CLUSTER_ROWS = 32, /* rows of a value cluster, on average */
     IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
     IDX_DIRECTIONS = 4,    /* of a cluster's variation, kept beside its mean key */
-    IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted */
+    IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted; */
+    IDX_NARROW_SPARE = 192, /* and where they have four bits */
 };
 
 typedef struct {
@@ -35,7 +36,8 @@ typedef struct {
     uint64_t n_links, bytes;
     float noise;          /* codes: rms rounding error of a key's dimension, in its unit; else 0 */
     float margin;         /* lists: how far a cluster is searched (lists_search.c); else 0 */
-    uint32_t reserved[2]; /* zero */
+    uint32_t narrow;      /* flat: 1, codes of four bits (codes_narrow.c); else 0 */
+    uint32_t reserved;    /* zero */
 } idx_header;
 
 struct idx_index {
@@ -48,6 +50,7 @@ struct idx_index {
      */
     struct {
         uint32_t n_runs, n_blocks, quads;
+        size_t block_bytes;    /* of codes */
         const float *mean, *unit; /* [dim_pad] */
         const uint32_t *first; /* [n_clusters + 1]: first slot of each cluster */
         const uint32_t *run;   /* [n_runs + 1]: first cluster of each run */
@@ -55,7 +58,7 @@ struct idx_index {
         const uint16_t *ids;   /* [16 * n_blocks]: row of each slot, less the first row of its run */
         const float *scale;    /* [16 * n_blocks]; NaN: the key isn't finite, it has no score */
         const float *sums;     /* [n_clusters][dim_pad]: summed values */
-        const uint8_t *codes;  /* [n_blocks][quads][16][4] */
+        const uint8_t *codes;  /* [n_blocks][quads][16][4], or as in distance_narrow.h */
         /* lists, [clusters in blocks of 16]: the mean key as a code; of clusters, too, [IDX_DIRECTIONS] directions in which the keys vary most, as long as
          * they vary in them; the rms of the rest */
         const float *cent_scale, *spread;
@@ -105,7 +108,7 @@ static inline bool idx_is_lists(const idx_index *ix)
 
 /* Bytes of a codes arena and where its parts begin, in the order of `code`; 0 when the counts are out of bounds. */
 enum { IDX_CODE_PARTS = 11 };
-size_t idx_codes_layout(idx_kind kind, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS]);
+size_t idx_codes_layout(idx_kind kind, bool narrow, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS]);
 
 /* idx_check()'s part for codes; the header has been checked. */
 int idx_codes_check(const idx_index *ix, char *err, size_t errlen);

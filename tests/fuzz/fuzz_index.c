@@ -14,7 +14,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { N_KINDS = 4, N_HEADS = 4, GROUP = 3, TRAIN = 40, MAX_N = 9000, MAX_DIM = 20, MAX_CUTS = 2 };
+enum { FOUR_BITS = IDX_IVF + 1, N_KINDS = 5, N_HEADS = 4, GROUP = 3, TRAIN = 40, MAX_N = 9000, MAX_DIM = 20, MAX_CUTS = 2 };
 
 static const struct {
     uint32_t n, dim;
@@ -63,7 +63,7 @@ static idx_index *build(const head *h, idx_kind kind)
     idx_index *ix = NULL;
     idx_graph_params params = idx_graph_params_default();
     idx_queries train = {h->queries, h->pos, TRAIN, GROUP};
-    int r = kind == IDX_FLAT    ? idx_builder_new_codes(&h->k, &h->v, NULL, NULL, &b)
+    int r = kind == IDX_FLAT || (int)kind == FOUR_BITS ? idx_builder_new_codes(&h->k, &h->v, NULL, kind == IDX_FLAT ? 8 : 4, NULL, &b)
             : kind == IDX_GRAPH ? idx_builder_new(&h->k, &train, &params, &b)
                                 : idx_builder_new_lists(kind, &h->k, &h->v, &train, &b);
     check(!r && !idx_builder_step(b, 0) && !idx_builder_finish(b, &ix), "a good index can't be built");

@@ -68,7 +68,7 @@ static void *publish(void *arg)
     for (int kind = 0; kind < KINDS; kind++) {
         idx_builder *b;
         idx_index *ix;
-        int r = kind == IDX_FLAT    ? idx_builder_new_codes(&keys, &values, NULL, NULL, &b)
+        int r = kind == IDX_FLAT    ? idx_builder_new_codes(&keys, &values, NULL, 8, NULL, &b)
                 : kind == IDX_GRAPH ? idx_builder_new(&keys, &train, &params, &b)
                                     : idx_builder_new_lists((idx_kind)kind, &keys, &values, &train, &b);
         while (r == 0 && (r = idx_builder_step(b, 1)) == 1)

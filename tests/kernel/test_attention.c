@@ -438,7 +438,7 @@ static void build_codes(eng_segment *seg)
         idx_rows keys = {eng_segment_k(seg, 1, h, 0), shape->row_k, seg->n, DIM, (idx_type)shape->type_k};
         idx_rows values = {eng_segment_v(seg, 1, h, 0), shape->row_v, seg->n, DIM, (idx_type)shape->type_v};
         idx_builder *b;
-        ck_assert_int_eq(idx_builder_new_codes(&keys, &values, NULL, NULL, &b), 0);
+        ck_assert_int_eq(idx_builder_new_codes(&keys, &values, NULL, 8, NULL, &b), 0);
         ck_assert_int_eq(idx_builder_step(b, 0), 0);
         ck_assert_int_eq(idx_builder_finish(b, &seg->codes[HEADS + h]), 0);
         idx_builder_free(b);
