@@ -146,7 +146,7 @@ template <class C, bool BF16> static __device__ void add_values(float4 *o, const
     }
 }
 
-/* Block (part, KV head). */
+/* Block (part, KV head). Without keys it finds l = 0. */
 template <class C> static __global__ void __launch_bounds__(THREADS, 3) attend_decode(decode_args a)
 {
     GPU_SHARED(uint4, tile);                                        /* [KEYS][STRIDE]: keys, then values */
@@ -155,13 +155,6 @@ template <class C> static __global__ void __launch_bounds__(THREADS, 3) attend_d
     float *rescale = q + C::QUERIES * C::DIM;                       /* [QUERIES] */
     size_t first = (size_t)blockIdx.x * a.n_head + blockIdx.y * a.group; /* of this block's (m, l, o) */
     uint32_t from = min(blockIdx.x * a.per_part, a.n), to = min(a.n - from, a.per_part) + from;
-    if (from == to) {
-        if (threadIdx.x < a.group) {
-            a.m[first + threadIdx.x] = -INFINITY;
-            a.l[first + threadIdx.x] = 0;
-        }
-        return;
-    }
     for (uint32_t i = threadIdx.x; i < C::QUERIES * C::DIM; i += THREADS) {
         uint32_t query = i / C::DIM, j = i % C::DIM;
         q[i] = query < a.group && j < a.d ? a.q[((size_t)blockIdx.y * a.group + query) * a.d + j] * a.scale : 0;

@@ -602,6 +602,67 @@ START_TEST(prefill_large_scores)
 }
 END_TEST
 
+/* Keys of one dim each, so that a score is a single product, and values of one dim each, so that an answer is a weight: what scores of 30,000 lose is what the
+ * query's parts lose. */
+static problem one_hot_problem(uint32_t d, eng_kv_type type)
+{
+    problem p = problem_new(1, 1, d, d, 1, type, type, 0, 0);
+    memset(p.fk, 0, (size_t)d * d * sizeof(float));
+    memset(p.fv, 0, (size_t)d * d * sizeof(float));
+    for (uint32_t i = 0; i < d; i++) {
+        float k = (float)(4096 + 32 * (t_u64(&rng) % 128)); /* exact in either type */
+        p.fk[(size_t)i * d + i] = k;
+        p.fv[(size_t)i * d + i] = (float)d;
+        p.q[i] = (float)((30000 + 2 * t_uniform(&rng)) / ((double)k * p.scale));
+    }
+    problem_upload(&p);
+    return p;
+}
+
+START_TEST(queries_are_float32)
+{
+    for (uint32_t i = 0; i < 6; i++) {
+        uint32_t d = i < 4 ? 64 : 128, rows[128];
+        eng_kv_type type = i & 1 ? ENG_KV_BF16 : ENG_KV_F16;
+        problem p = one_hot_problem(d, type);
+        double want[MAX_DIM], bound[MAX_DIM];
+        for (uint32_t j = 0; j < d; j++)
+            rows[j] = j;
+        /* one rounding of scale q, 2^-22 of parts, and three sums of them */
+        reference(&p, p.q, 0, rows, d, (precision){8, (i & 1 ? 0x1p-9 : 0x1p-11), d + 40, 0x1p-23}, want, bound);
+        float *got = prefill(&p, &(plan){d - 1, 0, 1, 0, 0, &d, 1});
+        compare(got, want, bound, d, "one key a dim");
+        free(got);
+        decode_case(&p, &(gpu_rows){0, d}, 1, 0);
+        problem_free(&p);
+    }
+}
+END_TEST
+
+/* Many keys whose weight is 2^-20.5 beside one of weight 1 and value 0: the answer is theirs. */
+START_TEST(small_weights_count)
+{
+    enum { N = 1000, D = 64 };
+    uint32_t end = N, rows[N];
+    for (uint32_t i = 0; i < 2; i++) {
+        problem p = problem_new(1, 1, D, N, 1, i ? ENG_KV_BF16 : ENG_KV_F16, i ? ENG_KV_BF16 : ENG_KV_F16, 0, 0);
+        double want[D], bound[D];
+        memset(p.fk, 0, (size_t)N * D * sizeof(float));
+        memset(p.fv + 100 * D, 0, D * sizeof(float));
+        p.fk[100 * D] = 1;
+        p.q[0] = (float)(20.5 * M_LN2 / p.scale);
+        for (uint32_t j = 0; j < N; j++)
+            rows[j] = j;
+        problem_upload(&p);
+        reference(&p, p.q, 0, rows, N, tensor_precision(1, N, i), want, bound);
+        float *got = prefill(&p, &(plan){N - 1, 0, 1, 0, 0, &end, 1});
+        compare(got, want, bound, D, "small weights");
+        free(got);
+        problem_free(&p);
+    }
+}
+END_TEST
+
 /* A token's bits depend neither on the blocks that keys come in, nor on the chunk that it is in: in one block, in blocks of one tile, in chunks. */
 START_TEST(prefill_any_cut)
 {
@@ -642,6 +703,10 @@ START_TEST(prefill_sees_nothing)
         free(got);
         c.ends = first; /* no window reaches so far back */
         c.n_ends = 1;
+        got = prefill(&p, &c);
+        prefill_check(&p, &c, got);
+        free(got);
+        c = (plan){50, 0, 40, 0, 0, (const uint32_t[]){40}, 1}; /* a block that ends in a tile, before the first token */
         got = prefill(&p, &c);
         prefill_check(&p, &c, got);
         free(got);
@@ -720,6 +785,8 @@ int main(void)
     tcase_add_test(t, prefill_shapes);
     tcase_add_test(t, prefill_long);
     tcase_add_test(t, prefill_large_scores);
+    tcase_add_test(t, queries_are_float32);
+    tcase_add_test(t, small_weights_count);
     tcase_add_test(t, prefill_any_cut);
     tcase_add_test(t, prefill_sees_nothing);
     tcase_add_test(t, prefill_is_the_twins);
