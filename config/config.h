@@ -52,6 +52,7 @@ typedef struct {
     uint32_t max_body_mb;     /* --max-body-mb */
     uint32_t timeout;         /* -to: seconds a connection may be idle */
     uint32_t max_connections;
+    char *trace;              /* --trace: a file of what happens when; NULL: none */
     char *log_level;          /* --log-level error|warning|info|debug */
     /* bench index */
     char *keys, *values, *queries, *train_queries, *key_positions, *train_positions; /* .npy files */

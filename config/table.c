@@ -81,6 +81,8 @@ const cfg_row cfg_table[] = {
      "YaRN: pairs that turn less than X times over the original context are stretched in full; below 0: the model's"},
     {MODEL, "yarn-beta-fast", NULL, LOADS, true, CFG_T_REAL, FIELD(yarn_beta_fast), "-1", -1, 1000000, NULL, "X",
      "YaRN: pairs that turn more than X times stay as they are; below 0: the model's"},
+    {MODEL, "trace", NULL, SERVE_RUN | BENCH, true, CFG_T_TEXT, FIELD(trace), NULL, ANY_LENGTH, NULL, "FILE",
+     "write to this file what the engine's threads and the GPU did and when, for Perfetto or chrome://tracing: at the end, and of a daemon also after each SIGUSR1"},
 
     {ATTENTION, "attention", NULL, SERVE_RUN, true, CFG_T_CHOICE, FIELD(attention), "auto", ANY_LENGTH, modes, "MODE",
      "which keys an answer's tokens read: all (full), the window (streaming), the window and the best of the rest, found by a scan (flat), in clusters of "

@@ -575,7 +575,7 @@ static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn
     a->out = out;
     memcpy(a->scaled, q, (size_t)a->n_head * shape->head_dim * sizeof *q);
     a->k->scale(a->scaled, (size_t)a->n_head * shape->head_dim, 1 / sqrtf((float)shape->head_dim));
-    eng_pool_run(a->pool, dense_task, a, (plan->n_blocks + plan->n_bounds) * shape->n_head_kv);
+    eng_pool_run(a->pool, "dense", dense_task, a, (plan->n_blocks + plan->n_bounds) * shape->n_head_kv);
     if (a->plan->retrieve_hi > a->plan->retrieve_lo) {
         for (uint32_t h = 0; h < a->n_head; h++) {
             a->floor[h] = -INFINITY;
@@ -586,7 +586,7 @@ static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn
         }
         if (a->estimates && a->n_cuts)
             attn_estimate_cuts(a);
-        eng_pool_run(a->pool, attn_search_task, a, a->n_ranges * shape->n_head_kv);
+        eng_pool_run(a->pool, "search", attn_search_task, a, a->n_ranges * shape->n_head_kv);
         for (uint32_t i = 0; i < a->n_ranges * shape->n_head_kv; i++) {
             a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
             a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
@@ -594,7 +594,7 @@ static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn
             a->counts.probed += a->probed[i];
         }
     }
-    eng_pool_run(a->pool, merge_task, a, shape->n_head_kv * ((shape->group + a->merge_heads - 1) / a->merge_heads));
+    eng_pool_run(a->pool, "merge", merge_task, a, shape->n_head_kv * ((shape->group + a->merge_heads - 1) / a->merge_heads));
     for (uint32_t h = 0; h < a->n_head; h++) {
         uint32_t retrieved = a->attended[h] - a->plan->n_dense;
         a->counts.attended += a->attended[h];

@@ -158,7 +158,7 @@ void attn_estimate_cuts(eng_attn *a)
     for (uint32_t head = 0; head < a->shape->n_head_kv; head++)
         for (uint32_t i = 0; i < a->n_cuts; i++)
             if (!is_made(&have[head * a->max_cuts + i], &a->wanted[i], attn_index_of(a, a->wanted[i].span, head))) {
-                eng_pool_run(a->pool, cut_task, a, a->shape->n_head_kv * a->n_cuts);
+                eng_pool_run(a->pool, "cut runs", cut_task, a, a->shape->n_head_kv * a->n_cuts);
                 return;
             }
 }

@@ -293,7 +293,7 @@ void eng_attn_prefill(eng_attn *a, const eng_view *view, uint32_t layer, const f
     for (a->lo = begin; a->lo < a->end; a->lo = a->hi) {
         a->hi = min2(a->lo + a->slab, a->end);
         a->first_slab = a->lo == begin;
-        eng_pool_run(a->pool, pack_task, a, (a->hi - a->lo + PACK_TASK - 1) / PACK_TASK * heads);
-        eng_pool_run(a->pool, attend_task, a, (cols + a->task_cols - 1) / a->task_cols * heads);
+        eng_pool_run(a->pool, "pack keys", pack_task, a, (a->hi - a->lo + PACK_TASK - 1) / PACK_TASK * heads);
+        eng_pool_run(a->pool, "attend", attend_task, a, (cols + a->task_cols - 1) / a->task_cols * heads);
     }
 }

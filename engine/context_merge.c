@@ -190,7 +190,7 @@ static int join(eng_engine *e, joining *j)
     j->to->n = n;
     for (uint32_t i = 0; i < j->n; i++)
         memcpy(j->to->ids + (j->parts[i]->start - first->start), j->parts[i]->ids, (size_t)j->parts[i]->n * sizeof *j->to->ids);
-    eng_pool_run(e->pool, join_head, j, e->shape.n_layer * e->shape.n_head_kv);
+    eng_pool_run(e->pool, "join segments", join_head, j, e->shape.n_layer * e->shape.n_head_kv);
     r = atomic_load(&j->stopped) ? -ECANCELED : note_files(j);
     if (r < 0) {
         eng_segment_unref(j->to);

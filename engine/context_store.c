@@ -86,6 +86,7 @@ static void write_names(eng_store *s)
 static void *store_main(void *arg)
 {
     eng_store *s = arg;
+    eng_trace_use(s->track);
     eng_pool_unbind(s->p.pool);
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     pthread_mutex_lock(&s->lock);
@@ -106,7 +107,9 @@ static void *store_main(void *arg)
         eng_store_job *j = s->running = pop(&s->queue);
         pthread_mutex_unlock(&s->lock);
         if (j->seg) {
+            uint64_t begin = eng_trace_begin();
             j->result = eng_store_write(s, j);
+            eng_trace_end(begin, "write segment", "tokens", j->head.n);
             report(s, j);
         } else {
             j->result = eng_store_forget_tree(s, &j->head.id);
@@ -170,7 +173,9 @@ static int open_store(eng_store *s, char *err, size_t errlen)
     if (r < 0)
         return r;
     eng_store_make_room(s, 0, &(eng_segment_id){0}, UINT64_MAX); /* the budget may be smaller than it was */
-    r = -pthread_create(&s->thread, NULL, store_main, s);
+    r = eng_trace_track_new("store", &s->track);
+    if (r == 0)
+        r = -pthread_create(&s->thread, NULL, store_main, s);
     s->started = r == 0;
     return r < 0 ? eng_fail(err, errlen, r, "no thread: %s", strerror(-r)) : 0;
 }

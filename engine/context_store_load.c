@@ -151,7 +151,9 @@ eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segmen
     pthread_mutex_unlock(&s->lock);
     if (!e)
         return ENG_MISS_GONE; /* evicted a moment ago */
+    uint64_t traced = eng_trace_begin();
     eng_miss why = load_entry(s, e, reader, parent, ret, err, sizeof err);
+    eng_trace_end(traced, "read segment", "tokens", e->head.n);
     pthread_mutex_lock(&s->lock);
     e->pins--;
     if (!why) {

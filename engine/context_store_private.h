@@ -6,6 +6,7 @@
 #include "context_folder.h"
 #include "context_mirror.h"
 #include "context_store.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -30,6 +31,7 @@ struct eng_store {
     eng_folder folder;
     eng_catalog *catalog; /* the store thread's, once that runs */
     pthread_t thread;
+    eng_trace_track *track; /* of that thread */
     bool started;
     int last_failure; /* the store thread's: what was logged last */
     pthread_mutex_t lock;

@@ -392,7 +392,7 @@ static void settle_weights(eng_engine *e, uint64_t deadline_ns, const atomic_boo
     uint32_t threads = eng_pool_threads(e->pool);
     while (e->n_settled < e->n_pieces && eng_now_ns() < deadline_ns && !(stop && atomic_load(stop))) {
         uint32_t left = e->n_pieces - e->n_settled, n = left < threads ? left : threads;
-        eng_pool_run(e->pool, settle_task, e, n);
+        eng_pool_run(e->pool, "settle weights", settle_task, e, n);
         e->n_settled += n;
     }
 }

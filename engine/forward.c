@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include "moe.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <math.h>
@@ -303,10 +304,10 @@ static void token_task(void *ctx, uint32_t task, uint32_t worker)
         job->fn(job->f, t);
 }
 
-static void each_token(eng_forward *f, void (*fn)(eng_forward *, uint32_t))
+static void each_token(eng_forward *f, const char *name, void (*fn)(eng_forward *, uint32_t))
 {
     struct token_job job = {f, fn};
-    eng_pool_run(f->p.pool, token_task, &job, (f->n + TOKENS_PER_TASK - 1) / TOKENS_PER_TASK);
+    eng_pool_run(f->p.pool, name, token_task, &job, (f->n + TOKENS_PER_TASK - 1) / TOKENS_PER_TASK);
 }
 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
@@ -322,21 +323,24 @@ static void norm_all(eng_forward *f, const float *norm, const eng_weight *const 
     f->norm = norm;
     f->readers = readers;
     f->n_readers = n;
-    each_token(f, add_norm_token);
+    each_token(f, "norm", add_norm_token);
 }
 
-/* y = W h for the f->n tokens at hand, by the prefill kernels or by the decode kernels. */
-static void product(eng_forward *f, const eng_weight *const *w, float *const *y, uint32_t n)
+/* y = W h for the f->n tokens at hand, by the prefill kernels or by the decode kernels. name: for a trace. */
+static void product(eng_forward *f, const char *name, const eng_weight *const *w, float *const *y, uint32_t n)
 {
+    uint64_t begin = eng_trace_begin();
     if (f->decode)
         eng_linear_decode(f->linear, w, y, n, f->h);
     else
         eng_linear_prefill(f->linear, w, y, n, NULL, f->n);
+    eng_trace_end(begin, name, NULL, 0);
 }
 
 /* A block's output W x on its way into the residual stream. x: NULL where the input of a prefill is set. */
-static void project(eng_forward *f, const eng_weight *w, const float *x)
+static void project(eng_forward *f, const char *name, const eng_weight *w, const float *x)
 {
+    uint64_t begin = eng_trace_begin();
     f->added = !f->decode && !f->post_norm;
     if (f->decode)
         eng_linear_decode(f->linear, &w, &f->h, 1, x);
@@ -344,6 +348,7 @@ static void project(eng_forward *f, const eng_weight *w, const float *x)
         eng_linear_prefill_add(f->linear, w, f->x, x, f->n);
     else
         eng_linear_prefill(f->linear, &w, &f->h, 1, x, f->n);
+    eng_trace_end(begin, name, NULL, 0);
 }
 
 /* From the normed input in h to the FFN's output. */
@@ -352,16 +357,20 @@ static void feed_forward(eng_forward *f)
     const eng_layer *w = f->weights;
     const eng_kernels *kn = f->p.kernels;
     if (f->moe) {
+        uint64_t begin = eng_trace_begin();
         eng_moe_run(f->moe, w, f->decode, f->h, f->n);
         f->added = false;
+        eng_trace_end(begin, "experts", NULL, 0);
     } else if (f->decode) {
-        product(f, (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2);
-        each_token(f, gate_token);
-        project(f, &w->w_down, f->gate);
+        product(f, "gate up", (const eng_weight *const[]){&w->w_gate, &w->w_up}, (float *const[]){f->gate, f->up}, 2);
+        each_token(f, "gate", gate_token);
+        project(f, "down", &w->w_down, f->gate);
     } else {
+        uint64_t begin = eng_trace_begin();
         eng_linear_prefill_gated(f->linear, &w->w_gate, &w->w_up, &w->w_down, f->p.model->act == ENG_GELU_TANH ? kn->gelu_mul : kn->silu_mul, NULL,
                                  f->n);
-        project(f, &w->w_down, NULL);
+        eng_trace_end(begin, "gate up", NULL, 0);
+        project(f, "down", &w->w_down, NULL);
     }
 }
 
@@ -373,11 +382,21 @@ static void layer_stored(eng_forward *f)
     note_queries(f);
 }
 
+static void attend(eng_forward *f)
+{
+    uint64_t begin = eng_trace_begin();
+    if (f->decode)
+        eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
+    else
+        eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
+    eng_trace_end(begin, "attention", NULL, 0);
+}
+
 /* The first n layers over the f->n tokens; leaves the residual stream in x, but for what f->added says. */
 static int layers(eng_forward *f, uint32_t n, const atomic_bool *cancel)
 {
     const eng_model *m = f->p.model;
-    each_token(f, begin_token);
+    each_token(f, "embed", begin_token);
     f->added = true;
     f->new_q = f->q;
     f->new_k = f->k;
@@ -387,19 +406,18 @@ static int layers(eng_forward *f, uint32_t n, const atomic_bool *cancel)
             return -ECANCELED;
         const eng_layer *w = f->weights = &m->layers[f->layer];
         const eng_weight *const qkv[] = {&w->wq, &w->wk, &w->wv}, *const gate_up[] = {&w->w_gate, &w->w_up};
+        uint64_t begin = eng_trace_begin();
         norm_all(f, w->attn_norm, qkv, 3);
-        product(f, qkv, (float *const[]){f->q, f->k, f->v}, 3);
-        each_token(f, place_token);
+        product(f, "q k v", qkv, (float *const[]){f->q, f->k, f->v}, 3);
+        each_token(f, "rotate and store", place_token);
         layer_stored(f);
-        if (f->decode)
-            eng_attn_decode(f->attn, f->view, f->layer, f->q, f->o);
-        else
-            eng_attn_prefill(f->attn, f->view, f->layer, f->q, f->pos, f->n, f->o);
+        attend(f);
         f->post_norm = w->attn_post_norm;
-        project(f, &w->wo, f->o);
+        project(f, "attention output", &w->wo, f->o);
         norm_all(f, w->ffn_norm, gate_up, 2);
         f->post_norm = w->ffn_post_norm;
         feed_forward(f);
+        eng_trace_end(begin, "layer", "layer", f->layer);
         atomic_fetch_add_explicit(f->p.heartbeat, 1, memory_order_relaxed);
     }
     return 0;
@@ -414,7 +432,7 @@ static void gpu_layer_done(void *ctx, uint32_t layer, const float *q, const floa
     f->new_q = q;
     f->new_k = k;
     f->new_v = v;
-    each_token(f, store_token);
+    each_token(f, "store", store_token);
     layer_stored(f);
 }
 
@@ -422,7 +440,7 @@ static void gpu_layer_done(void *ctx, uint32_t layer, const float *q, const floa
 static int gpu_layers(eng_forward *f, const atomic_bool *cancel, float *logits, float *all_logits)
 {
     if (!f->added)
-        each_token(f, add_token);
+        each_token(f, "add", add_token);
     f->added = true;
     eng_gpu_run run = {
         .view = f->view, .pos = f->pos, .n = f->n, .ids = f->ids, .x = f->x, .cs = f->cs, .cs_local = f->cs_local,
@@ -472,9 +490,11 @@ int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids
     if (r)
         return r < 0 ? r : 0;
     if (all_logits)
-        product(f, (const eng_weight *const[]){&m->output}, (float *const[]){all_logits}, 1);
+        product(f, "logits", (const eng_weight *const[]){&m->output}, (float *const[]){all_logits}, 1);
+    uint64_t begin = eng_trace_begin();
     if (logits)
         eng_linear_prefill(f->linear, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1, f->h + (size_t)(n - 1) * m->n_embd, 1);
+    eng_trace_end(begin, "logits", NULL, 0);
     return 0;
 }
 
@@ -491,6 +511,6 @@ int eng_forward_decode(eng_forward *f, const eng_view *view, int32_t id, uint32_
     int r = compute(f, cancel, logits, NULL);
     if (r)
         return r < 0 ? r : 0;
-    product(f, (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1);
+    product(f, "logits", (const eng_weight *const[]){&m->output}, (float *const[]){logits}, 1);
     return 0;
 }

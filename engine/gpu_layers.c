@@ -496,7 +496,7 @@ void gpul_stage(eng_gpu *u, gpul_slot *slot, uint32_t layer, uint32_t lo, uint32
     u->stage_lo = lo;
     u->stage_hi = hi;
     u->stage_to = slot->pinned;
-    eng_pool_run(u->p.pool, stage_task, u, (hi - lo + STAGE_ROWS - 1) / STAGE_ROWS * u->p.shape->n_head_kv * 2);
+    eng_pool_run(u->p.pool, "stage", stage_task, u, (hi - lo + STAGE_ROWS - 1) / STAGE_ROWS * u->p.shape->n_head_kv * 2);
 }
 
 void gpul_send(eng_gpu *u, const gpul_slot *slot, const gpu_kv *kv, uint32_t from, uint32_t to, uint32_t n)

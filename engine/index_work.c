@@ -1,6 +1,7 @@
 #include "index_work.h"
 
 #include "clock.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -208,7 +209,7 @@ static void step_task(void *ctx, uint32_t task, uint32_t worker)
     (void)worker;
     if (!s->seg)
         return;
-    uint64_t start = eng_now_ns();
+    uint64_t start = eng_now_ns(), begin_ns = eng_trace_begin();
     int r = s->builder ? 0 : begin(s);
     if (r == 0)
         r = idx_builder_step(s->builder, w->deadline);
@@ -223,6 +224,8 @@ static void step_task(void *ctx, uint32_t task, uint32_t worker)
         s->builder = NULL;
     }
     s->spent_ns += eng_now_ns() - start;
+    uint32_t heads = head_count(s->seg);
+    eng_trace_end(begin_ns, s->item < heads ? "codes" : "graph", "layer", s->item % heads / s->seg->shape->n_head_kv);
 }
 
 /* Takes finished indexes out of the slots. */
@@ -267,7 +270,7 @@ int eng_index_work_run(eng_index_work *w, uint64_t deadline_ns, const atomic_boo
             break;
         w->deadline = deadline_ns - now < SLICE_NS ? deadline_ns : now + SLICE_NS;
         fill_slots(w);
-        eng_pool_run(w->pool, step_task, w, w->n_slots);
+        eng_pool_run(w->pool, "build indexes", step_task, w, w->n_slots);
         collect(w);
     }
     return w->pending > 0;

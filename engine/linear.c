@@ -220,7 +220,7 @@ void eng_linear_decode(eng_linear *l, const eng_weight *const *w, float *const *
     }
     if (q8)
         l->k->quantize_q8(x, &l->q8, w[0]->cols);
-    eng_pool_run(l->pool, decode_task, &d, cut_batches(&d, rows));
+    eng_pool_run(l->pool, "product", decode_task, &d, cut_batches(&d, rows));
 }
 
 /* ---- prefill: the input ------------------------------------------------------------------------------------------- */
@@ -360,7 +360,7 @@ static void run(product *p)
     uint32_t cols = p->w[0]->cols, threads = eng_pool_threads(l->pool);
     if (p->x) {
         p->tokens = p->n_tokens / (threads * 2) + 1;
-        eng_pool_run(l->pool, input_task, p, (p->n_tokens + p->tokens - 1) / p->tokens);
+        eng_pool_run(l->pool, "input", input_task, p, (p->n_tokens + p->tokens - 1) / p->tokens);
     }
     p->rows = ENG_NR;
     p->slice = slice_width(cols);
@@ -377,7 +377,7 @@ static void run(product *p)
         uint32_t most = p->output == GATE ? MAX_PANELS / 2 : MAX_PANELS;
         p->n_runs = (uint32_t)min_size((panels + most * threads - 1) / (most * threads) * threads, panels);
     }
-    eng_pool_run(l->pool, prefill_task, p, p->n_runs * p->n_blocks);
+    eng_pool_run(l->pool, "product", prefill_task, p, p->n_runs * p->n_blocks);
 }
 
 void eng_linear_prefill(eng_linear *l, const eng_weight *const *w, float *const *y, uint32_t n, const float *x, uint32_t n_tokens)

@@ -167,7 +167,7 @@ static void row_task(void *ctx, uint32_t task, uint32_t worker)
 static void each_row(eng_moe *moe, void (*fn)(eng_moe *, uint32_t), uint32_t n)
 {
     struct row_job job = {moe, fn, n};
-    eng_pool_run(moe->pool, row_task, &job, (n + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+    eng_pool_run(moe->pool, "experts' rows", row_task, &job, (n + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
 }
 
 static eng_weight expert(const eng_weight *all, uint32_t e)

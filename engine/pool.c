@@ -3,7 +3,7 @@
  *
  * `ticket` holds the job's generation (high half) and the next task (low half). A thread takes a task by compare-and-swap on it. Between
  * two jobs the ticket is closed (task CLOSED), and only then are the job's fields written; hence a successful swap proves
- * that n_tasks, read before it, belonged to that generation, and fn and ctx, read after it, cannot change until that task is counted in
+ * that n_tasks, read before it, belonged to that generation, and fn, ctx and name, read after it, cannot change until that task is counted in
  * n_done. A worker that comes late finds no task and touches nothing, so nobody waits for it.
  *
  * CPUs: with a core for each thread the workers are pinned, and the caller is kept off their cores while the pool lives; left to the
@@ -13,6 +13,8 @@
  * futex word first and looks for sleepers after. Both in sequentially consistent order, so one of the two sees the other.
  */
 #include "pool.h"
+
+#include "trace.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -26,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { SPIN_NS = 40000, CACHE_LINE = 64 };
@@ -36,6 +37,7 @@ typedef struct {
     eng_pool *pool;
     uint32_t index;
     pthread_t thread;
+    eng_trace_track *track;
 } worker;
 
 struct eng_pool {
@@ -46,6 +48,7 @@ struct eng_pool {
     _Atomic uint32_t n_tasks;
     eng_pool_fn *fn;
     void *ctx;
+    const char *name;
     atomic_bool stop;
     _Alignas(CACHE_LINE) _Atomic uint32_t n_parked;
     bool crowded; /* fewer CPUs than threads: give the CPU away instead of spinning */
@@ -181,13 +184,6 @@ static void futex_wake(_Atomic uint32_t *word, uint32_t n)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n > INT_MAX ? INT_MAX : (int)n, NULL, NULL, 0);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void relax(void)
 {
 #if defined(__x86_64__)
@@ -209,7 +205,7 @@ static bool spin(const eng_pool *p, const _Atomic uint32_t *word, uint32_t seen)
             }
             relax();
         }
-        uint64_t now = now_ns();
+        uint64_t now = eng_now_ns();
         if (!end)
             end = now + SPIN_NS;
         else if (now >= end)
@@ -222,6 +218,8 @@ static bool spin(const eng_pool *p, const _Atomic uint32_t *word, uint32_t seen)
 static void work(eng_pool *p, uint32_t index)
 {
     uint32_t n = 0;
+    uint64_t begin = 0;
+    const char *name = NULL;
     uint64_t t = atomic_load_explicit(&p->ticket, memory_order_acquire);
     for (;;) {
         uint32_t task = (uint32_t)t;
@@ -229,12 +227,16 @@ static void work(eng_pool *p, uint32_t index)
             break;
         if (!atomic_compare_exchange_weak_explicit(&p->ticket, &t, t + 1, memory_order_acq_rel, memory_order_acquire))
             continue;
+        if (n++ == 0 && index) { /* the caller's part is told by eng_pool_run */
+            begin = eng_trace_begin();
+            name = p->name;
+        }
         p->fn(p->ctx, task, index);
-        n++;
         t = atomic_load_explicit(&p->ticket, memory_order_acquire);
     }
     /* Between its last task and here this thread may look at the ticket of its own job only: that job waits for n. */
     if (n) {
+        eng_trace_end(begin, name, "tasks", n);
         atomic_fetch_add(&p->n_done, n);
         if (index && atomic_load(&p->caller_parked))
             futex_wake(&p->n_done, 1);
@@ -245,6 +247,7 @@ static void *worker_main(void *arg)
 {
     worker *w = arg;
     eng_pool *p = w->pool;
+    eng_trace_use(w->track);
     for (;;) {
         uint32_t seen = atomic_load(&p->generation);
         if (atomic_load(&p->stop)) /* after generation, which eng_pool_free changes last */
@@ -260,26 +263,9 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-void eng_pool_run(eng_pool *p, eng_pool_fn *fn, void *ctx, uint32_t n_tasks)
+/* Until all tasks are done. */
+static void wait_for_workers(eng_pool *p, uint32_t n_tasks)
 {
-    if (p->n_threads == 1 || n_tasks <= 1) {
-        for (uint32_t i = 0; i < n_tasks; i++)
-            fn(ctx, i, 0);
-        return;
-    }
-    uint32_t generation = atomic_load_explicit(&p->generation, memory_order_relaxed) + 1;
-    atomic_store_explicit(&p->ticket, (uint64_t)generation << 32 | CLOSED, memory_order_relaxed);
-    p->fn = fn;
-    p->ctx = ctx;
-    atomic_store_explicit(&p->n_done, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->n_tasks, n_tasks, memory_order_release);
-    atomic_store_explicit(&p->ticket, (uint64_t)generation << 32, memory_order_release);
-    atomic_store(&p->generation, generation);
-    uint32_t parked = atomic_load(&p->n_parked);
-    if (parked)
-        futex_wake(&p->generation, parked < n_tasks - 1 ? parked : n_tasks - 1);
-
-    work(p, 0);
     for (;;) {
         uint32_t done = atomic_load_explicit(&p->n_done, memory_order_acquire);
         if (done == n_tasks)
@@ -291,6 +277,43 @@ void eng_pool_run(eng_pool *p, eng_pool_fn *fn, void *ctx, uint32_t n_tasks)
             futex_wait(&p->n_done, done);
         atomic_store(&p->caller_parked, 0);
     }
+}
+
+static void run_alone(eng_pool_fn *fn, void *ctx, uint32_t n_tasks)
+{
+    for (uint32_t i = 0; i < n_tasks; i++)
+        fn(ctx, i, 0);
+}
+
+static void run_together(eng_pool *p, const char *name, eng_pool_fn *fn, void *ctx, uint32_t n_tasks)
+{
+    uint32_t generation = atomic_load_explicit(&p->generation, memory_order_relaxed) + 1;
+    atomic_store_explicit(&p->ticket, (uint64_t)generation << 32 | CLOSED, memory_order_relaxed);
+    p->fn = fn;
+    p->ctx = ctx;
+    p->name = name;
+    atomic_store_explicit(&p->n_done, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->n_tasks, n_tasks, memory_order_release);
+    atomic_store_explicit(&p->ticket, (uint64_t)generation << 32, memory_order_release);
+    atomic_store(&p->generation, generation);
+    uint32_t parked = atomic_load(&p->n_parked);
+    if (parked)
+        futex_wake(&p->generation, parked < n_tasks - 1 ? parked : n_tasks - 1);
+
+    work(p, 0);
+    uint64_t begin = eng_trace_begin();
+    wait_for_workers(p, n_tasks);
+    eng_trace_end(begin, "wait", NULL, 0);
+}
+
+void eng_pool_run(eng_pool *p, const char *name, eng_pool_fn *fn, void *ctx, uint32_t n_tasks)
+{
+    uint64_t begin = eng_trace_begin();
+    if (p->n_threads == 1 || n_tasks <= 1)
+        run_alone(fn, ctx, n_tasks);
+    else
+        run_together(p, name, fn, ctx, n_tasks);
+    eng_trace_end(begin, name, "tasks", n_tasks);
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
@@ -323,7 +346,11 @@ int eng_pool_new(uint32_t n_threads, eng_pool **ret)
     for (uint32_t i = 1; i < n_threads && !rc; i++) {
         worker *w = &p->workers[p->n_started];
         *w = (worker){.pool = p, .index = i};
-        rc = -pthread_create(&w->thread, NULL, worker_main, w);
+        char name[24];
+        snprintf(name, sizeof name, "pool %u", i);
+        rc = eng_trace_track_new(name, &w->track);
+        if (rc == 0)
+            rc = -pthread_create(&w->thread, NULL, worker_main, w);
         if (rc)
             break;
         p->n_started++;

@@ -13,7 +13,7 @@ typedef struct eng_pool eng_pool;
 typedef void eng_pool_fn(void *ctx, uint32_t task, uint32_t worker);
 
 uint32_t eng_pool_cores(void);                          /* physical cores this process may use */
-/* >= 1. Where each thread gets a core, the calling thread is kept off the workers' cores until it frees the pool; threads that it starts
+/* >= 1. The threads are traced where the caller is. Where each thread gets a core, the calling thread is kept off the workers' cores until it frees the pool; threads that it starts
  * in between inherit that. */
 int eng_pool_new(uint32_t n_threads, eng_pool **ret);
 void eng_pool_free(eng_pool *p);
@@ -22,8 +22,8 @@ uint32_t eng_pool_threads(const eng_pool *p);
 /* Lets the calling thread, which the pool's maker started, use every CPU that the maker could. */
 void eng_pool_unbind(const eng_pool *p);
 
-/* Runs fn for every task, on all threads; tasks are taken in rising order, one at a time. Returns when all are done; what they wrote is
+/* Runs fn for every task, on all threads; a trace calls it `name`, a constant (trace.h). Tasks are taken in rising order, one at a time. Returns when all are done; what they wrote is
  * visible then. Only from the thread that made the pool, not from inside a task. */
-void eng_pool_run(eng_pool *p, eng_pool_fn *fn, void *ctx, uint32_t n_tasks);
+void eng_pool_run(eng_pool *p, const char *name, eng_pool_fn *fn, void *ctx, uint32_t n_tasks);
 
 #endif

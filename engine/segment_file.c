@@ -586,7 +586,7 @@ static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *r
     posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     if (s->map && reader->checked && !memcmp(reader->checked, &f->stamp, sizeof f->stamp))
         l.first = l.kv_blocks;
-    eng_pool_run(reader->pool, load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
+    eng_pool_run(reader->pool, "read", load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
     for (uint32_t i = 0; i < workers; i++)
         free(l.buffers[i]);
     free(l.buffers);

@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "sampler.h"
 #include "text.h"
+#include "trace.h"
 #include "worth.h"
 
 #include <errno.h>
@@ -169,6 +170,7 @@ static int find_prefix(eng_session *s)
 {
     eng_engine *e = s->e;
     eng_prefix p = {s->tenant, s->ids, s->n_prompt - 1, s->attention.mode == ENG_ATTN_FULL};
+    uint64_t begin = eng_trace_begin();
     eng_named_forget(e);
     int64_t found = eng_cache_find(e->cache, &p, &s->view, &s->stop);
     if (found < 0)
@@ -178,6 +180,7 @@ static int find_prefix(eng_session *s)
     if (goes_on && (eng_cache_evicted(e->cache, &p, s->stop.position) || eng_disk_evicted(e, &p, s->stop.position)))
         s->stop.why = ENG_MISS_EVICTED;
     s->n = s->n_cached = (uint32_t)found;
+    eng_trace_end(begin, "find prefix", "tokens", found);
     atomic_fetch_add(found ? &e->counters.hits : &e->counters.misses, 1);
     atomic_fetch_add(&e->counters.stops[s->stop.why], 1);
     report_stop(s);
@@ -287,7 +290,9 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
         uint32_t n = s->n_prompt - s->n < e->params.n_chunk ? s->n_prompt - s->n : e->params.n_chunk;
         const int32_t *ids = s->ids + s->n;
         float *logits = s->n + n == s->n_prompt ? s->logits : NULL;
+        uint64_t begin = eng_trace_begin();
         r = eng_forward_prefill(e->forward, &s->view, ids, s->n, n, s->sampling.seg ? &s->sampling : NULL, s->cancel, logits, NULL);
+        eng_trace_end(begin, "prefill chunk", "tokens", n);
         if (r == 0)
             r = check_files(s);
         if (r == 0) {
@@ -369,8 +374,9 @@ static int step(eng_session *s)
         if (r < 0)
             return r;
     }
-    uint64_t start = eng_now_ns();
+    uint64_t start = eng_now_ns(), begin = eng_trace_begin();
     int r = eng_forward_decode(e->forward, &s->view, s->pending, s->n, s->cancel, s->logits);
+    eng_trace_end(begin, "decode step", "position", s->n);
     if (r == 0)
         r = check_files(s);
     if (r < 0)
@@ -414,9 +420,10 @@ int eng_session_next(eng_session *s, eng_token *ret)
     int r = ensure_logits(s);
     if (r < 0)
         return r;
-    uint64_t start = eng_now_ns();
+    uint64_t start = eng_now_ns(), begin = eng_trace_begin();
     eng_token token;
     eng_sampler_pick(s->sampler, s->logits, &token);
+    eng_trace_end(begin, "sample", NULL, 0);
     if (!isfinite(s->logits[token.id])) /* then all of them are not: a model with NaN or infinite weights */
         return -EDOM;
     *ret = token;

@@ -10,6 +10,7 @@
 #include "json.h"
 #include "server.h"
 #include "template.h"
+#include "trace.h"
 #include <stdatomic.h>
 #include <time.h>
 
@@ -36,6 +37,8 @@ typedef struct {
     char bos_text[64], eos_text[64];
     srv_recent *recent; /* finished answers, by id */
     time_t started;
+    eng_trace *trace;   /* NULL: none */
+    atomic_bool trace_wanted; /* the engine thread is to write it */
     atomic_bool sealing; /* the engine thread is storing a finished session */
 } srv_app;
 

@@ -9,6 +9,7 @@
 typedef struct {
     const cfg_settings *s;
     eng_engine *engine;
+    eng_trace *trace;  /* NULL: none */
     int32_t *ids;      /* tokens for the longest test */
     uint32_t *lengths; /* depths or prompt lengths */
     size_t n_lengths;
@@ -53,7 +54,9 @@ static int bench_open(bench *b, const cfg_settings *s, const char *lengths, size
     cpu_set_t cpus;
     CPU_ZERO(&cpus);
     sched_getaffinity(0, sizeof cpus, &cpus);
-    int status = srv_open_for(s, longest + extra, false, &b->engine);
+    int status = srv_trace_begin(s, &b->trace);
+    if (!status)
+        status = srv_open_for(s, longest + extra, false, &b->engine);
     if (!status)
         status = srv_test_tokens(b->engine, s->file, longest, &b->ids);
     if (!status)
@@ -66,8 +69,8 @@ static int bench_close(bench *b, int status)
     eng_close(b->engine);
     free(b->ids);
     free(b->lengths);
-    int written = srv_finish_output();
-    return status ? status : written;
+    int traced = srv_trace_end(b->s, b->trace), written = srv_finish_output();
+    return status ? status : traced ? traced : written;
 }
 
 /* The first pass over the weights maps them; it is not what is measured. */

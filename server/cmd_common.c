@@ -240,6 +240,37 @@ static void log_warning(void *ctx, int level, const char *text)
         fprintf(stderr, "retrievald: %s\n", text);
 }
 
+int srv_trace_begin(const cfg_settings *s, eng_trace **ret)
+{
+    char err[400];
+    eng_trace *t = NULL;
+    if (s->trace && eng_trace_open(s->trace, &t, err, sizeof err) < 0)
+        return srv_fail("%s", err);
+    if (eng_trace_attach(t, "engine") < 0) {
+        eng_trace_free(t);
+        return srv_fail("out of memory");
+    }
+    *ret = t;
+    return 0;
+}
+
+int srv_trace_end(const cfg_settings *s, eng_trace *t)
+{
+    char err[400];
+    uint64_t n = 0, forgotten = 0;
+    int status = 0;
+    if (!t)
+        return 0;
+    eng_trace_leave();
+    if (eng_trace_write(t, &n, &forgotten, err, sizeof err) < 0)
+        status = srv_fail("%s", err);
+    else
+        fprintf(stderr, "[trace: %llu events are in %s; %llu before them are forgotten]\n", (unsigned long long)n, s->trace,
+                (unsigned long long)forgotten);
+    eng_trace_free(t);
+    return status;
+}
+
 int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret)
 {
     char err[512] = "unknown reason";

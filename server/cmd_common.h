@@ -5,6 +5,7 @@
 #include "json.h"
 #include "server.h"
 #include "template.h"
+#include "trace.h"
 
 /* Prints "retrievald: ..." and returns EXIT_FAILURE. */
 int srv_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -16,6 +17,12 @@ int srv_open(const cfg_settings *s, eng_params *params, eng_engine **ret);
 
 /* Opens it for tests that need room for n_ctx tokens; -c, if given, must hold them. */
 int srv_open_for(const cfg_settings *s, size_t n_ctx, bool f32_activations, eng_engine **ret);
+
+/* With --trace, the calling thread's work is traced from now on; *ret is NULL without. 0, else an exit status, having said why. */
+int srv_trace_begin(const cfg_settings *s, eng_trace **ret);
+
+/* After the engine is closed: writes the trace and frees it. 0, else an exit status. NULL is fine. */
+int srv_trace_end(const cfg_settings *s, eng_trace *t);
 
 /* The folder that keeps contexts on disk: --state-dir, or what the environment says. -ENOENT: it says nothing. */
 int srv_state_dir(const cfg_settings *s, char *ret, size_t size);

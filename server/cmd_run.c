@@ -15,6 +15,7 @@ enum { MAX_LINE = 16 << 20, IDLE_MS = 20, EXIT_INTERRUPTED = 130 };
 typedef struct {
     const cfg_settings *s;
     eng_engine *engine;
+    eng_trace *trace;   /* NULL: none */
     char *given;        /* a chat template instead of the model's; NULL: none */
     srv_template *tmpl; /* NULL: the model has none, the bare text is its prompt */
     eng_attention attention;
@@ -335,7 +336,9 @@ static int prepare(chat *c)
     if (rc < 0)
         return srv_fail("%s", *err ? err : strerror(-rc));
     p.log = log_line;
-    int status = srv_open(c->s, &p, &c->engine);
+    int status = srv_trace_begin(c->s, &c->trace);
+    if (!status)
+        status = srv_open(c->s, &p, &c->engine);
     if (status)
         return status;
     rc = srv_template_of(c->tmpl, c->engine, c->given, err, sizeof err);
@@ -364,6 +367,6 @@ int srv_cmd_run(const cfg_settings *s)
     free(c.given);
     free(c.document);
     free(c.line);
-    int written = srv_finish_output();
-    return status ? status : written;
+    int traced = srv_trace_end(s, c.trace), written = srv_finish_output();
+    return status ? status : traced ? traced : written;
 }

@@ -104,6 +104,8 @@ static int setup(srv_server *s, eng_params *params, char *err, size_t errlen)
         rc = srv_template_given(c, &app->given_template, err, errlen);
     if (rc == 0 && c->api_key_file && c->api_key_file[0])
         rc = srv_keys_load(c->api_key_file, &s->keys, err, errlen);
+    if (rc == 0 && c->trace)
+        rc = eng_trace_open(c->trace, &app->trace, err, errlen);
     if (rc < 0)
         return rc;
     app->sampling = srv_sampling(c);
@@ -152,6 +154,7 @@ int srv_cmd_serve(const cfg_settings *settings)
     free(s->app.given_template);
     srv_keys_free(s->keys);
     srv_recent_free(s->app.recent);
+    eng_trace_free(s->app.trace);
     free(s);
     return status;
 }

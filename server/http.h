@@ -80,7 +80,7 @@ struct srv_server {
     uv_async_t async;
     uv_poll_t mhd_poll;
     uv_timer_t mhd_timer, tick;
-    uv_signal_t on_term, on_int;
+    uv_signal_t on_term, on_int, on_usr1;
     struct MHD_Daemon *mhd;
 
     srv_client *clients;

@@ -277,6 +277,17 @@ static void on_signal(uv_signal_t *sig, int number)
     pump(s);
 }
 
+static void on_trace_signal(uv_signal_t *sig, int number)
+{
+    srv_server *s = sig->data;
+    if (!s->app.trace) {
+        srv_log(LOG_WARNING, "%s: there is no trace to write; start with --trace FILE", strsignal(number));
+        return;
+    }
+    atomic_store(&s->app.trace_wanted, true);
+    srv_queue_nudge(&s->queue);
+}
+
 /* ---- start and end ---------------------------------------------------------------------------------------------- */
 
 static int start(srv_server *s, const eng_params *params)
@@ -288,11 +299,14 @@ static int start(srv_server *s, const eng_params *params)
     uv_timer_init(&s->loop, &s->tick);
     uv_signal_init(&s->loop, &s->on_term);
     uv_signal_init(&s->loop, &s->on_int);
-    s->async.data = s->tick.data = s->on_term.data = s->on_int.data = s;
+    uv_signal_init(&s->loop, &s->on_usr1);
+    s->async.data = s->tick.data = s->on_term.data = s->on_int.data = s->on_usr1.data = s;
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
     uv_signal_start(&s->on_term, on_signal, SIGTERM);
     uv_signal_start(&s->on_int, on_signal, SIGINT);
     rc = srv_queue_init(&s->queue, wake, s);
+    if (rc == 0)
+        uv_signal_start(&s->on_usr1, on_trace_signal, SIGUSR1);
     if (rc == 0)
         rc = start_mhd(s);
     if (rc == 0)

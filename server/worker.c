@@ -273,10 +273,27 @@ static void run_job(srv_worker *w, srv_job *j)
 
 /* ---- the thread ------------------------------------------------------------------------------------------------- */
 
+/* What happened up to now goes to the trace's file. */
+static void write_trace(srv_app *app)
+{
+    uint64_t n = 0, forgotten = 0;
+    char err[400] = "";
+    atomic_store(&app->trace_wanted, false);
+    if (!app->trace)
+        return;
+    if (eng_trace_write(app->trace, &n, &forgotten, err, sizeof(err)) < 0)
+        srv_log(LOG_WARNING, "%s", err);
+    else
+        srv_log(LOG_INFO, "trace: %llu events are in %s; %llu before them are forgotten", (unsigned long long)n, app->settings->trace,
+                (unsigned long long)forgotten);
+}
+
 static void *worker_main(void *arg)
 {
     srv_worker *w = arg;
     bool stop = false, more = true;
+    if (eng_trace_attach(w->app->trace, "engine") < 0)
+        srv_log(LOG_WARNING, "nothing is traced: out of memory");
     if (open_model(w) < 0)
         goto end;
     while (!stop) {
@@ -285,12 +302,16 @@ static void *worker_main(void *arg)
         atomic_store(&w->waiting, false);
         if (j)
             run_job(w, j);
+        if (atomic_load(&w->app->trace_wanted))
+            write_trace(w->app);
         if (!stop)
             more = eng_idle(w->app->engine, IDLE_MS, &w->queue->poke) == 1;
         atomic_fetch_add(&w->beats, 1);
     }
     eng_close(w->app->engine);
 end:
+    eng_trace_leave();
+    write_trace(w->app);
     atomic_store(&w->ended, true);
     w->queue->wake(w->queue->wake_ctx);
     return NULL;

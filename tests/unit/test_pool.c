@@ -45,7 +45,7 @@ static void check_jobs(uint32_t n_threads, uint32_t n_jobs, uint32_t max_tasks)
         j.seed = i;
         atomic_store(&j.runs, 0);
         memset(j.count, 0, max_tasks * sizeof *j.count);
-        eng_pool_run(p, task_fn, &j, j.n_tasks);
+        eng_pool_run(p, "test", task_fn, &j, j.n_tasks);
         ck_assert_uint_eq(atomic_load(&j.runs), j.n_tasks);
         for (uint32_t t = 0; t < j.n_tasks; t++)
             if (j.count[t] != 1 || j.value[t] != (uint64_t)i * 31 + t)
@@ -81,7 +81,7 @@ START_TEST(after_sleep)
         uint64_t value[64];
         job j = {.n_tasks = 64, .n_threads = 4, .count = count, .value = value, .seed = i};
         usleep(300);
-        eng_pool_run(p, task_fn, &j, j.n_tasks);
+        eng_pool_run(p, "test", task_fn, &j, j.n_tasks);
         ck_assert_uint_eq(atomic_load(&j.runs), 64);
     }
     eng_pool_free(p);
@@ -105,7 +105,7 @@ START_TEST(threads_run_at_the_same_time)
     ck_assert_int_eq(eng_pool_new(2, &p), 0);
     for (int i = 0; i < 200; i++) {
         atomic_uint n = 0;
-        eng_pool_run(p, meet_fn, &n, 2);
+        eng_pool_run(p, "test", meet_fn, &n, 2);
         ck_assert_uint_eq(atomic_load(&n), 2);
     }
     eng_pool_free(p);
@@ -129,7 +129,7 @@ START_TEST(rising_order)
         eng_pool *p;
         ck_assert_int_eq(eng_pool_new(n, &p), 0);
         job j = {.count = next};
-        eng_pool_run(p, order_fn, &j, 1000);
+        eng_pool_run(p, "test", order_fn, &j, 1000);
         ck_assert_uint_eq(atomic_load(&j.bad), 0);
         ck_assert_uint_eq(atomic_load(&j.runs), 1000);
         eng_pool_free(p);
@@ -150,7 +150,7 @@ START_TEST(worker_numbers_are_private)
         eng_pool *p;
         ck_assert_int_eq(eng_pool_new(n, &p), 0);
         for (int i = 0; i < 100; i++)
-            eng_pool_run(p, sum_fn, sums, 2000);
+            eng_pool_run(p, "test", sum_fn, sums, 2000);
         for (int i = 0; i < 64; i++)
             total += sums[i];
         ck_assert_uint_eq(total, 100ull * 1999 * 2000 / 2);
@@ -169,7 +169,7 @@ START_TEST(start_and_stop)
         ck_assert_int_eq(eng_pool_new(1 + (uint32_t)i % 5, &p), 0);
         if (i % 3 == 0) {
             uint64_t sums[64] = {0};
-            eng_pool_run(p, sum_fn, sums, 10);
+            eng_pool_run(p, "test", sum_fn, sums, 10);
         }
         if (i % 7 == 0)
             usleep(200);
@@ -226,7 +226,7 @@ START_TEST(a_cpu_each)
         return;
     ck_assert_int_eq(sched_getaffinity(0, sizeof all, &all), 0);
     ck_assert_int_eq(eng_pool_new(a.n_threads, &p), 0);
-    eng_pool_run(p, cpus_fn, &a, a.n_threads);
+    eng_pool_run(p, "test", cpus_fn, &a, a.n_threads);
     for (uint32_t i = 0; i < a.n_threads; i++)
         for (uint32_t j = 0; j < i; j++) {
             CPU_AND(&both, &a.cpus[i], &a.cpus[j]);
