@@ -2,6 +2,7 @@
 #include "context_store_private.h"
 
 #include "clock.h"
+#include "fault.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,6 +123,7 @@ static eng_miss load_entry(eng_store *s, eng_mirror_entry *e, const eng_segment_
     eng_miss why = eng_folder_file(&s->folder, &e->head.id, &f, err, errlen);
     if (why)
         return why;
+    eng_fault_point("load:opened");
     const eng_segment_head *h = eng_segment_file_head(f);
     if (!eng_segment_id_equal(&h->id, &e->head.id) || !eng_segment_id_equal(&h->parent, &e->head.parent) || h->tenant != e->head.tenant || h->start != e->head.start ||
         h->n != e->head.n || h->exact != e->head.exact) {
@@ -154,6 +156,7 @@ eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segmen
     uint64_t traced = eng_trace_begin();
     eng_miss why = load_entry(s, e, reader, parent, ret, err, sizeof err);
     eng_trace_end(traced, "read segment", "tokens", e->head.n);
+    eng_fault_point("load:read");
     pthread_mutex_lock(&s->lock);
     e->pins--;
     if (!why) {

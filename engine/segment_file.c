@@ -368,6 +368,13 @@ static eng_miss read_head(eng_segment_file *f, uint64_t file_bytes, char *err, s
     return ENG_MISS_NONE;
 }
 
+static eng_miss why_not_opened(int error)
+{
+    if (error == EMFILE || error == ENFILE || error == ENOMEM) /* the program's trouble, not the file's */
+        return ENG_MISS_MEMORY;
+    return error == ENOENT ? ENG_MISS_GONE : error == ELOOP ? ENG_MISS_KIND : ENG_MISS_IO;
+}
+
 static eng_file_stamp stamp_of(const struct stat *st)
 {
     return (eng_file_stamp){.device = st->st_dev, .inode = st->st_ino, .bytes = (uint64_t)st->st_size,
@@ -384,7 +391,7 @@ eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **
     eng_miss why;
     f->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY); /* a FIFO must not keep us waiting */
     if (f->fd < 0)
-        why = miss(err, errlen, errno == ENOENT ? ENG_MISS_GONE : errno == ELOOP ? ENG_MISS_KIND : ENG_MISS_IO, "cannot be opened: %s", strerror(errno));
+        why = miss(err, errlen, why_not_opened(errno), "cannot be opened: %s", strerror(errno));
     else if (fstat(f->fd, &st) < 0)
         why = miss(err, errlen, ENG_MISS_IO, "cannot be read: %s", strerror(errno));
     else if (!S_ISREG(st.st_mode))

@@ -1,4 +1,4 @@
-/* A process that keeps contexts on disk is killed: at each point of a save, a removal and a start (fault points, compiled into this program only), and
+/* A process that keeps contexts on disk is killed: at each point of a save, a load, a merge, a removal (by eviction, with a name), a change of names and a start (fault points, compiled into this program only), and
  * at random instants. After each kill the store opens, has all that was reported as saved, reads it right, and no other file is there.
  *
  *   test_crash          every point, and 40 random kills
@@ -15,7 +15,7 @@ enum { TOKENS = 150, MAX = 400, KEEP_ALL = 1 << 30 };
 
 static const char *const points[] = {"save:begin",   "save:created", "save:section", "save:written",  "save:synced",  "save:renamed",
                                      "save:row",     "remove:row",   "remove:file",  "start:settled", "name:begin",  "name:written", "name:dropped",
-                                     "merge:saved",  "merge:dropped"};
+                                     "merge:saved",  "merge:dropped", "load:opened", "load:read"};
 
 static const char *fatal_point; /* in the child: dies there, the fatal_count-th time */
 static int fatal_count;

@@ -4,6 +4,7 @@
 #include "stores.h"
 
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 
@@ -12,6 +13,7 @@ enum { TOKENS = 300 };
 static atomic_int countdown = -1; /* writing calls until the first that fails; negative: none does */
 static atomic_bool forever;       /* and all after it */
 static atomic_int reading_fails;  /* errno of every pread, 0: none */
+static atomic_int opening_fails;  /* of every opening of a segment's file, to read it */
 static int error;
 static atomic_int calls;
 
@@ -44,6 +46,20 @@ ssize_t pread64(int fd, void *p, size_t n, off64_t offset)
         return -1;
     }
     return syscall(SYS_pread64, fd, p, n, offset);
+}
+
+int openat64(int dir, const char *path, int flags, ...)
+{
+    int e = atomic_load(&opening_fails);
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if (e && strstr(path, ".seg") && (flags & O_ACCMODE) == O_RDONLY) {
+        errno = e;
+        return -1;
+    }
+    return (int)syscall(SYS_openat, dir, path, flags, mode);
 }
 
 int fallocate64(int fd, int mode, off64_t offset, off64_t n)
@@ -144,17 +160,28 @@ END_TEST
 
 START_TEST(reading)
 {
+    static const struct {
+        atomic_int *fails;
+        int error;
+    } how[] = {{&reading_fails, EIO}, {&opening_fails, EACCES}, {&opening_fails, EIO}};
     t_store t = t_store_new(1 << 30);
     t_store_open(&t, 1 << 30);
     save_text(&t, 0);
-    atomic_store(&reading_fails, EIO);
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        atomic_store(how[i].fails, how[i].error);
+        ck_assert(!has_text(&t, 0));
+        atomic_store(how[i].fails, 0);
+        ck_assert_uint_eq(t_store_stats(&t).misses[ENG_MISS_IO], 1);
+        ck_assert_ptr_nonnull(strstr(t.log, strerror(how[i].error)));
+        ck_assert(!has_text(&t, 0)); /* not tried again, */
+        t_store_reopen(&t, 1 << 30);
+        ck_assert(has_text(&t, 0)); /* and not removed */
+    }
+    atomic_store(&opening_fails, EMFILE); /* nothing that the file could be blamed for */
     ck_assert(!has_text(&t, 0));
-    atomic_store(&reading_fails, 0);
-    ck_assert_uint_eq(t_store_stats(&t).misses[ENG_MISS_IO], 1);
-    ck_assert_ptr_nonnull(strstr(t.log, strerror(EIO)));
-    ck_assert(!has_text(&t, 0)); /* not tried again, */
-    t_store_reopen(&t, 1 << 30);
-    ck_assert(has_text(&t, 0)); /* and not removed */
+    atomic_store(&opening_fails, 0);
+    ck_assert_uint_eq(t_store_stats(&t).misses[ENG_MISS_MEMORY], 1);
+    ck_assert(has_text(&t, 0));
     t_store_done(&t);
 }
 END_TEST
