@@ -170,16 +170,34 @@ void gpu_unpin(gpu_context *g, void *pinned)
     cudaFreeHost(pinned);
 }
 
+enum { SCRATCH = 5 };
+
+/* size: of an element that matmul.cu multiplies. */
+static void scratch_bytes(uint32_t max_cols, size_t max_elements, uint32_t max_tokens, size_t size, size_t *ret)
+{
+    const size_t blocks = ((size_t)max_cols + 31) / 32;
+    const size_t tokens = ((size_t)max_tokens + GPU_MATMUL_TOKENS - 1) / GPU_MATMUL_TOKENS * GPU_MATMUL_TOKENS;
+    const size_t bytes[SCRATCH] = {blocks * 32, blocks * sizeof(gpu_act), max_elements * size, tokens * max_cols * size,
+                                   (size_t)GPU_MATMUL_TOKENS * GPU_MATMUL_ROWS * sizeof(float)};
+    memcpy(ret, bytes, sizeof bytes);
+}
+
+size_t gpu_reserve_bytes(uint32_t max_cols, size_t max_elements, uint32_t max_tokens)
+{
+    size_t bytes[SCRATCH], sum = 0;
+    scratch_bytes(max_cols, max_elements, max_tokens, sizeof(float), bytes);
+    for (size_t b : bytes)
+        sum += b + 256; /* as gpu_alloc aligns */
+    return sum;
+}
+
 int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t max_tokens)
 {
-    size_t size = g->tensor_bf16 ? sizeof(uint16_t) : sizeof(float), blocks = ((size_t)max_cols + 31) / 32;
-    size_t tokens = ((size_t)max_tokens + GPU_MATMUL_TOKENS - 1) / GPU_MATMUL_TOKENS * GPU_MATMUL_TOKENS;
-    struct { void **to; size_t bytes; } parts[] = {
-        {(void **)&g->act_q, blocks * 32}, {(void **)&g->act, blocks * sizeof *g->act}, {&g->matmul_w, max_elements * size},
-        {&g->matmul_x, tokens * max_cols * size}, {(void **)&g->matmul_y, (size_t)GPU_MATMUL_TOKENS * GPU_MATMUL_ROWS * sizeof(float)},
-    };
-    for (auto &part : parts) {
-        int r = gpu_alloc(g, part.bytes, part.to);
+    void **const to[SCRATCH] = {(void **)&g->act_q, (void **)&g->act, &g->matmul_w, &g->matmul_x, (void **)&g->matmul_y};
+    size_t bytes[SCRATCH];
+    scratch_bytes(max_cols, max_elements, max_tokens, g->tensor_bf16 ? sizeof(__nv_bfloat16) : sizeof(float), bytes);
+    for (int i = 0; i < SCRATCH; i++) {
+        int r = gpu_alloc(g, bytes[i], to[i]);
         if (r < 0)
             return r;
     }

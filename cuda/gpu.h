@@ -78,6 +78,7 @@ typedef struct {
 /* Scratch for the calls below, once after opening: most columns of a weight, elements that gpu_matmul turns into bf16 at a time (at least a row; a larger
  * weight is multiplied in parts), most tokens of a gpu_matmul. -ENOMEM. */
 int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t max_tokens);
+size_t gpu_reserve_bytes(uint32_t max_cols, size_t max_elements, uint32_t max_tokens); /* what it takes at most, of any device */
 
 /* Decode (matvec.cu): y[i] = W[i] x for n <= 3 weights that read the same x [cols] float32; add: y[i] += W[i] x. Types with blocks: x is rounded to 8 bits a
  * block of 32 and multiplied in integers, as eng_kernels.quantize_q8 and gemv_q8; the others as gemv_f32. */

@@ -36,6 +36,7 @@ int gpu_copy(gpu_context *g, gpu_queue q, void *dst, const void *src, size_t byt
 int gpu_upload(gpu_context *g, void *device, const void *src, size_t bytes) { return -ENODEV; }
 int gpu_zero(gpu_context *g, gpu_queue q, void *device, size_t bytes) { return -ENODEV; }
 int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t max_tokens) { return -ENODEV; }
+size_t gpu_reserve_bytes(uint32_t max_cols, size_t max_elements, uint32_t max_tokens) { return 0; }
 int gpu_matvec(gpu_context *g, const gpu_weight *const *w, float *const *y, uint32_t n, const float *x, bool add) { return -ENODEV; }
 int gpu_matmul(gpu_context *g, const gpu_weight *w, float *y, const float *x, uint32_t n_tokens, bool add) { return -ENODEV; }
 int gpu_embed(gpu_context *g, float *out, const gpu_weight *table, const int32_t *ids, uint32_t n, float scale) { return -ENODEV; }

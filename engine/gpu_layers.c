@@ -159,14 +159,13 @@ static uint32_t max2(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* What gpu_reserve takes: a weight and a chunk's activations. */
 static void reserve(taker *t)
 {
     eng_gpu *u = t->u;
     const eng_model *m = u->p.model;
     uint32_t cols = max2(max2(m->n_embd, m->n_ff), u->n_q);
     size_t elements = (size_t)max2(m->n_ff, u->n_q) * m->n_embd;
-    t->bytes += (elements + (size_t)(u->p.n_chunk + GPU_TILE) * cols) * sizeof(float);
+    t->bytes += gpu_reserve_bytes(cols, elements, u->p.n_chunk);
     if (u->g && t->r == 0)
         t->r = gpu_reserve(u->g, cols, elements, u->p.n_chunk);
 }
@@ -375,18 +374,10 @@ int gpul_begin(eng_gpu *u, const eng_gpu_run *run)
 static int one_row(eng_gpu *u, bool decode, const float *h, float *to)
 {
     size_t n = u->output.rows;
-    if (decode) {
+    if (decode)
         gpu_matvec(u->g, (const gpu_weight *const[]){&u->output}, (float *const[]){u->logits}, 1, h, false);
-    } else {
-        /* in parts no larger than other weights: gpu_matmul's scratch holds one */
-        uint32_t part = max2(u->p.model->n_ff, u->n_q);
-        for (uint32_t row = 0; row < n; row += part) {
-            gpu_weight w = u->output;
-            w.data = (const char *)w.data + (size_t)row * w.row_bytes;
-            w.rows = n - row < part ? (uint32_t)n - row : part;
-            gpu_matmul(u->g, &w, u->logits + row, h, 1, false);
-        }
-    }
+    else
+        gpu_matmul(u->g, &u->output, u->logits, h, 1, false);
     gpu_copy(u->g, GPU_COMPUTE, u->host_logits, u->logits, n * sizeof *to);
     gpu_record(u->g, u->done, GPU_COMPUTE);
     int r = gpu_finish(u->g, u->done);

@@ -178,7 +178,7 @@ static uint32_t whole_blocks(uint32_t cols, eng_type t)
 
 START_TEST(matvec)
 {
-    static const uint32_t all_cols[] = {1, 32, 96, 256, 576, 900, MAX_COLS}, row_counts[] = {0, 1, 2, 3, 7, 33};
+    static const uint32_t all_cols[] = {1, 32, 96, 256, 576, 900, MAX_COLS}, row_counts[] = {0, 1, 2, 3, 7, 128};
     t_rng rng = t_seed(2);
     for (eng_type t = 0; t < ENG_TYPE_COUNT; t++)
         for (size_t c = 0; c < COUNT(all_cols); c++)
@@ -325,7 +325,7 @@ static void check_matmuls(uint64_t seed, int step)
     check_matmul(&rng, ENG_F16, 5, 33, few, COUNT(few));
     check_matmul(&rng, ENG_Q4_K, 9, 4864, few, COUNT(few));
     check_matmul(&rng, ENG_Q4_1, 33, 96, many, COUNT(many));
-    check_matmul(&rng, ENG_Q6_K, 64, 256, many, COUNT(many));
+    check_matmul(&rng, ENG_Q6_K, 128, 256, many, COUNT(many));
 }
 
 START_TEST(matmul)
