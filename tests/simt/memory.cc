@@ -44,6 +44,7 @@ static struct range {
 } ranges[3];
 
 static bool is_open;
+static int empty_file = -1;
 
 static char *reserve(size_t bytes)
 {
@@ -53,6 +54,17 @@ static char *reserve(size_t bytes)
         abort();
     }
     return (char *)p;
+}
+
+/* Makes [p, p + bytes) of a range fault for good, even where mprotect opens it: a file that ends before it. */
+static void close_for_good(range &r, char *p, size_t bytes)
+{
+    if (empty_file < 0)
+        empty_file = memfd_create("emulated GPU: beside allocations", MFD_CLOEXEC);
+    if (mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty_file, p - r.base) == MAP_FAILED) {
+        perror("emulated GPU: mmap");
+        abort();
+    }
 }
 
 static void protect(char *p, size_t bytes, int how)
@@ -76,12 +88,15 @@ void *simt_memory_new(simt_kind kind, size_t bytes)
     range &r = ranges[kind];
     if (!r.base)
         r.base = r.next = reserve(RANGE);
+    if (r.next == r.base)
+        close_for_good(r, r.base, PAGE);
     size_t rounded = (bytes + ALIGN - 1) & ~(ALIGN - 1), pages = (rounded + PAGE - 1) & ~(PAGE - 1);
-    if (bytes > RANGE || r.next + PAGE + pages + PAGE > r.base + RANGE)
+    if (bytes > RANGE || r.next + pages + 2 * PAGE > r.base + RANGE)
         return nullptr;
     allocation a = {r.next + PAGE, pages, bytes};
     r.next = a.page + pages;
     protect(a.page, pages, PROT_READ | PROT_WRITE);
+    close_for_good(r, r.next, PAGE);
     char *p = a.page + pages - rounded;
     memset(p, GARBAGE, bytes < FILL ? bytes : FILL);
     each_margin((uintptr_t)p, a, [](char *at, size_t n) {
@@ -95,11 +110,10 @@ void *simt_memory_new(simt_kind kind, size_t bytes)
     return p;
 }
 
-static void release(const allocation &a)
+static void release(range &r, const allocation &a)
 {
     ASAN_UNPOISON_MEMORY_REGION(a.page, a.pages);
-    if (mmap(a.page, a.pages, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
-        abort();
+    close_for_good(r, a.page, a.pages);
 }
 
 bool simt_memory_free(simt_kind kind, void *p)
@@ -110,7 +124,7 @@ bool simt_memory_free(simt_kind kind, void *p)
         return false;
     simt_memory_check();
     r.used -= found->second.bytes;
-    release(found->second);
+    release(r, found->second);
     r.live.erase(found);
     return true;
 }
@@ -147,8 +161,9 @@ void simt_memory_open(bool device)
     if (device == is_open)
         return;
     is_open = device;
-    for (auto &[address, a] : ranges[SIMT_DEVICE].live)
-        protect(a.page, a.pages, device ? PROT_READ | PROT_WRITE : PROT_NONE);
+    const range &r = ranges[SIMT_DEVICE];
+    if (r.next > r.base)
+        protect(r.base, (size_t)(r.next + PAGE - r.base), device ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 void simt_memory_check()
@@ -314,7 +329,9 @@ void simt_memory_reset()
 {
     for (range &r : ranges) {
         for (auto &x : r.live)
-            release(x.second);
+            ASAN_UNPOISON_MEMORY_REGION(x.second.page, x.second.pages);
+        if (r.base && mmap(r.base, (size_t)(r.next + PAGE - r.base), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+            abort();
         r.live.clear();
         r.used = 0;
         r.next = r.base;

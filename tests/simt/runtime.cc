@@ -143,6 +143,8 @@ uint64_t emu_kernel_count(const char *name)
     return n;
 }
 
+enum : size_t { CLOSED_ALWAYS = 8 << 20 }; /* so much device memory is closed to the host after each wait */
+
 /* ---- order ------------------------------------------------------------------------------------------------------------------ */
 
 static bool happened(uint64_t stream, uint64_t until)
@@ -171,17 +173,19 @@ static void run_until(uint64_t stream, uint64_t until)
         run_one(emu.streams[stream]);
 }
 
-/* The same, from outside: device memory can be touched meanwhile. */
+/* The same, from outside: device memory can be touched meanwhile, and not by the host after it. Closing and opening much memory costs more than the work in
+ * between: then it is done once in a while. */
 static void finish(uint64_t stream, uint64_t until)
 {
-    if (happened(stream, until))
-        return;
-    simt_memory_open(true);
-    run_until(stream, until);
-    simt_memory_open(false);
+    if (!happened(stream, until)) {
+        simt_memory_open(true);
+        run_until(stream, until);
+    }
+    if (simt_memory_used(SIMT_DEVICE) < CLOSED_ALWAYS || emu_random() % 16 == 0)
+        simt_memory_open(false);
 }
 
-/* EMU_RANDOM: some of what may be done now. */
+/* EMU_RANDOM: some of what may be done now. Here and in enqueue, device memory stays open until the host waits for something: it costs more than the work. */
 static void stir()
 {
     if (emu_now.order != EMU_RANDOM || emu.streams.empty())
@@ -194,14 +198,15 @@ static void stir()
         if (!stream->queue.empty() && (!stream->queue.front().stream || happened(stream->queue.front().stream, stream->queue.front().until)))
             run_one(stream);
     }
-    simt_memory_open(false);
 }
 
 static void enqueue(CUstream_st *s, work w)
 {
     s->queue.push_back(std::move(w));
-    if (emu_now.order == EMU_EAGER)
-        finish(s->number, s->end());
+    if (emu_now.order == EMU_EAGER) {
+        simt_memory_open(true);
+        run_until(s->number, s->end());
+    }
 }
 
 static cudaError_t fail(cudaError_t e)
