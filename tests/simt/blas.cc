@@ -60,9 +60,13 @@ static void tile_any(float (*sum)[ROWS], const float *a, const float *const *b, 
 static void multiply_one(const product &p, const void *a, const void *b, float *c)
 {
     std::vector<float> columns((size_t)p.n * p.k), rows((size_t)p.k * ROWS);
+    int n_used = 0; /* behind these there are zeros alone, which are not multiplied: products of few tokens are filled up with many */
     for (int j = 0; j < p.n; j++)
-        for (int l = 0; l < p.k; l++)
-            columns[(size_t)j * p.k + l] = element(b, p.transposed_b ? (size_t)l * p.ldb + j : (size_t)j * p.ldb + l, p.type);
+        for (int l = 0; l < p.k; l++) {
+            float &to = columns[(size_t)j * p.k + l];
+            to = element(b, p.transposed_b ? (size_t)l * p.ldb + j : (size_t)j * p.ldb + l, p.type);
+            n_used = to == 0 ? n_used : j + 1;
+        }
     for (int i0 = 0; i0 < p.m; i0 += ROWS) {
         int n_rows = std::min((int)ROWS, p.m - i0);
         for (int i = 0; i < n_rows; i++)
@@ -74,7 +78,8 @@ static void multiply_one(const product &p, const void *a, const void *b, float *
             const float *of[COLUMNS];
             for (int j = 0; j < COLUMNS; j++)
                 of[j] = &columns[(size_t)(j0 + std::min(j, n_columns - 1)) * p.k];
-            tile_any(sum, rows.data(), of, p.k);
+            if (j0 < n_used)
+                tile_any(sum, rows.data(), of, p.k);
             for (int j = 0; j < n_columns; j++)
                 for (int i = 0; i < n_rows; i++) {
                     float &to = c[(size_t)(j0 + j) * p.ldc + i0 + i];

@@ -28,8 +28,10 @@ static float adversarial(t_rng *rng, size_t block)
         return v * 1e20f;
     case 4:
         return v > 0 ? 1 : -1;
-    case 5:
-        return v * 1e-31f; /* around the smallest block that counts */
+    case 5: /* above and below the smallest block that counts */
+        return v * 1e-30f;
+    case 7:
+        return v * 3e-31f;
     case 6:                /* ties between two codes: the largest is 127 */
         return t_u64(rng) % 4 ? (float)(t_u64(rng) % 127) + 0.5f : 127;
     default:
