@@ -609,6 +609,13 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
     attend(a, view, layer, plan_of(a, layer), q, out);
 }
 
+void eng_attn_count_window(eng_attn *a, uint32_t layer)
+{
+    uint64_t n = plan_of(a, layer)->n_dense;
+    a->counts.attended += n * a->n_head;
+    a->counts.dense += n * a->shape->n_head_kv;
+}
+
 void eng_attn_decode_rest(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, uint32_t sink, uint32_t local, float *m, float *l, float *o)
 {
     a->rest_m = m;

@@ -93,7 +93,7 @@ static int attend(eng_gpu *u, eng_attn *attn, uint32_t i, const float *q, uint32
     const eng_kv_shape *s = u->p.shape;
     uint32_t layer = u->first + i, end = u->run->pos + 1, sink = end < ENG_GPU_SINK ? end : ENG_GPU_SINK, local = window_begin(end);
     gpu_rows runs[3];
-    local = local > sink ? local : sink;
+    local = local < end ? local : end;
     eng_attn_window(attn, layer, &sink, &local);
     uint32_t n_runs = runs_of(sink, local, end, runs), n_parts = u->n_parts;
     gpu_attend(u->g, &u->parts, n_parts, q, 1 / sqrtf((float)s->head_dim), &u->layers[i].window, runs, n_runs);
@@ -102,6 +102,8 @@ static int attend(eng_gpu *u, eng_attn *attn, uint32_t i, const float *q, uint32
         if (r < 0)
             return r;
         n_parts++;
+    } else {
+        eng_attn_count_window(attn, layer);
     }
     return gpu_merge(u->g, u->o, &u->parts, n_parts, s->n_head_kv * s->group, s->head_dim);
 }

@@ -7,9 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const cases[] = {"short", "code", "chat", "multilingual", "stdlib", "kjv"};
-enum { N_CASES = 6 };
-
 typedef struct {
     size_t n;
     int32_t *ids;
@@ -89,6 +86,10 @@ static void compare(const char *what, const char *name, const golden *g, const f
         ck_assert_int_eq(t_argmax(last, n_vocab), g->top);
 }
 
+#ifndef T_GPU
+static const char *const cases[] = {"short", "code", "chat", "multilingual", "stdlib", "kjv"};
+enum { N_CASES = 6 };
+
 /* SmolLM2 is compared in full, the larger models where it costs minutes, not more: `longest` case, `decoded` tokens of it. */
 static void run(const t_real_model *model, bool f32, size_t longest, size_t decoded)
 {
@@ -136,13 +137,61 @@ START_TEST(fast_activations)
 }
 END_TEST
 
+#else /* tests/simt: with all layers on the emulated GPU, which is slow */
+/* The first n tokens of a case, `decoded` of them one by one, reading a small window and what a search finds. */
+static void run_gpu(const char *name, size_t n, size_t decoded)
+{
+    const char *file = t_real_model_file(&t_real_models[0]);
+    if (!file)
+        return;
+    eng_params p = eng_params_default();
+    p.n_ctx = 2048;
+    p.n_gpu_layers = INT32_MAX;
+    eng_engine *e = t_open(file, &p);
+    ck_assert_ptr_nonnull(eng_info_get(e)->gpu);
+    size_t n_vocab = eng_info_get(e)->n_vocab;
+    golden g = load("smollm2", name);
+    if (n < g.n) {
+        g.n = n;
+        t_npy_free(&g.last);
+        g.last.data = NULL;
+        g.gap = 0;
+    }
+    float *logits = malloc(g.n * n_vocab * sizeof *logits);
+    t_prefill_logits(e, g.ids, g.n, 0, logits);
+    compare("smollm2 prefill, GPU", name, &g, logits, n_vocab, 1, false);
+    eng_attention attention = eng_attention_default();
+    attention.mode = ENG_ATTN_FLAT;
+    attention.n_sink = 4;
+    attention.n_local = 32;
+    attention.estimate = false;
+    t_decode_logits(e, g.ids, g.n, g.n - decoded, &attention, logits);
+    compare("smollm2 decode, GPU", name, &g, logits, n_vocab, g.n - decoded, false);
+    free(logits);
+    unload(&g);
+    eng_close(e);
+}
+
+START_TEST(on_the_gpu)
+{
+    run_gpu("short", 100, 8);
+    run_gpu("chat", 100, 12);
+    run_gpu("kjv", 200, 12);
+}
+END_TEST
+#endif
+
 int main(void)
 {
     Suite *s = suite_create("logits");
     TCase *c = tcase_create("logits");
     tcase_set_timeout(c, 0);
+#ifdef T_GPU
+    tcase_add_test(c, on_the_gpu);
+#else
     tcase_add_loop_test(c, float32_activations, 0, T_REAL_MODELS);
     tcase_add_loop_test(c, fast_activations, 0, T_REAL_MODELS);
+#endif
     suite_add_tcase(s, c);
     return t_run(s);
 }

@@ -26,6 +26,7 @@ typedef struct {
     long lose_after;         /* the device fails for ever at the call after so many; -1: never */
     emu_order order;
     uint64_t seed;           /* of the order of threads, blocks and work */
+    bool guard;              /* true: device memory faults in host code too. It has its price: pages change hands around everything the device does */
     bool catch_faults;       /* keep the first fault for emu_fault instead of aborting. The device is lost then */
 } emu_options;
 emu_options emu_defaults(void); /* order and seed from $EMU_ORDER (late, eager, random) and $EMU_SEED, if set */

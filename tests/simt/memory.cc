@@ -158,6 +158,7 @@ size_t simt_memory_used(simt_kind kind)
 
 void simt_memory_open(bool device)
 {
+    device |= !emu_now.guard;
     if (device == is_open)
         return;
     is_open = device;

@@ -66,6 +66,7 @@ emu_options emu_defaults()
     o.major = 8;
     o.memory = o.pinned = (size_t)4 << 30;
     o.lose_after = -1;
+    o.guard = true;
     const char *order = getenv("EMU_ORDER"), *seed = getenv("EMU_SEED");
     if (order)
         o.order = strcmp(order, "eager") == 0 ? EMU_EAGER : strcmp(order, "random") == 0 ? EMU_RANDOM : EMU_LATE;

@@ -1,0 +1,364 @@
+/* The whole engine with layers on the emulated GPU: golden logits, the same tokens as the CPU's where contexts are long, and what happens when the GPU is too small, or fails.
+ *
+ * Work on the emulated GPU is done as late as events allow, or at once, or at random times (emu.h): a wait that is missing anywhere gives other logits in one of them.
+ */
+#include "emu.h"
+#include "sessions.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { ALL = INT32_MAX };
+
+static char logged[4096];
+
+static void keep_log(void *ctx, int level, const char *text)
+{
+    (void)ctx;
+    (void)level;
+    snprintf(logged + strlen(logged), sizeof logged - strlen(logged), "%s\n", text);
+}
+
+static eng_params params(int32_t layers)
+{
+    eng_params p = eng_params_default();
+    p.n_threads = 1;
+    p.n_gpu_layers = layers;
+    p.n_chunk = 96;
+    p.log = keep_log;
+    *logged = 0;
+    return p;
+}
+
+/* guard: as emu.h; the price is too high for all of it. */
+static void device(emu_order order, bool guard)
+{
+    emu_options o = emu_defaults();
+    o.order = order;
+    o.guard = guard;
+    emu_reset(&o);
+}
+
+static double max_diff(const float *a, const float *b, size_t n)
+{
+    double d = 0;
+    for (size_t i = 0; i < n; i++)
+        d = fmax(d, isfinite(a[i]) ? fabs((double)a[i] - b[i]) : INFINITY);
+    return d;
+}
+
+/* Every architecture, with all layers there and with the last one: the oracle's logits at every position, with the tolerance that the CPU has with 8-bit
+ * activations (test_archs.c), and the CPU's own much nearer; whatever the chunk, to the bit; in every order. */
+static const char *const archs[] = {"tiny-llama3", "tiny-yarn", "tiny-smollm3", "tiny-qwen3", "tiny-phi3", "tiny-gemma3-linear"};
+enum { N_ARCHS = sizeof archs / sizeof *archs };
+
+typedef struct {
+    size_t n, n_vocab;
+    int32_t *ids;
+    t_npy want;
+    float *prefill, *decode; /* the CPU's */
+} tiny;
+
+static void decode_logits(eng_engine *e, const tiny *t, eng_attn_mode mode, float *out)
+{
+    eng_attention a = eng_attention_default();
+    a.mode = mode;
+    memcpy(out, t->want.data, t->want.bytes); /* the first rows are not computed */
+    t_decode_logits(e, t->ids, t->n, 3, &a, out);
+}
+
+static tiny load_tiny(const char *model)
+{
+    char path[128];
+    tiny t = {0};
+    snprintf(path, sizeof path, "golden/archs/%s.json", model);
+    char *text = t_read(t_path(path), NULL);
+    cJSON *j = cJSON_Parse(text), *a = cJSON_GetObjectItem(j, "ids");
+    t.n = (size_t)cJSON_GetArraySize(a);
+    t.ids = malloc(t.n * sizeof *t.ids);
+    for (size_t i = 0; i < t.n; i++)
+        t.ids[i] = cJSON_GetArrayItem(a, (int)i)->valueint;
+    cJSON_Delete(j);
+    free(text);
+    snprintf(path, sizeof path, "golden/archs/%s%s.npy", model, strcmp(model, "tiny-phi3") ? "" : ".long");
+    t.want = t_npy_load(t_path(path));
+    t.n_vocab = t.want.dims[1];
+    return t;
+}
+
+static eng_engine *open_arch(const char *model, int32_t layers)
+{
+    char path[128];
+    eng_params p = params(layers);
+    p.n_ctx = strcmp(model, "tiny-phi3") ? 0 : 512; /* as test_archs.c */
+    snprintf(path, sizeof path, "golden/archs/%s.gguf", model);
+    return t_open(t_path(path), &p);
+}
+
+START_TEST(architectures)
+{
+    tiny t = load_tiny(archs[_i]);
+    float *got = malloc(t.want.bytes), *whole = malloc(t.want.bytes), *cpu = malloc(t.want.bytes), *cpu_step = malloc(t.want.bytes);
+    eng_engine *e = open_arch(archs[_i], 0);
+    t_prefill_logits(e, t.ids, t.n, 0, cpu);
+    decode_logits(e, &t, ENG_ATTN_FULL, cpu_step);
+    eng_close(e);
+    static const int32_t layers[] = {ALL, 1};
+    for (int l = 0; l < 2; l++) {
+        double far = 0, near = 0;
+        for (int order = EMU_LATE; order <= EMU_RANDOM; order++) {
+            device((emu_order)order, order == EMU_LATE && _i == 0);
+            e = open_arch(archs[_i], layers[l]);
+            const eng_info *info = eng_info_get(e);
+            ck_assert_ptr_nonnull(info->gpu);
+            ck_assert_uint_eq(info->n_gpu_layers, l ? 1 : info->n_layer);
+            static const uint32_t chunks[] = {0, 1, 7};
+            for (int c = 0; c < 3; c++) {
+                t_prefill_logits(e, t.ids, t.n, chunks[c], got);
+                far = fmax(far, max_diff(got, t.want.data, t.n * t.n_vocab));
+                near = fmax(near, max_diff(got, cpu, t.n * t.n_vocab));
+                if (order == EMU_LATE && c == 0)
+                    memcpy(whole, got, t.want.bytes);
+                else
+                    ck_assert_msg(!memcmp(got, whole, t.want.bytes), "%s: other bits by chunks of %u, order %d", archs[_i], chunks[c], order);
+            }
+            static const eng_attn_mode modes[] = {ENG_ATTN_FULL, ENG_ATTN_FLAT};
+            for (int m = 0; m < 2; m++) {
+                decode_logits(e, &t, modes[m], got);
+                far = fmax(far, max_diff(got, t.want.data, t.n * t.n_vocab));
+                near = fmax(near, max_diff(got + 3 * t.n_vocab, cpu_step + 3 * t.n_vocab, (t.n - 3) * t.n_vocab));
+            }
+            ck_assert_str_eq(emu_fault(), "");
+            eng_close(e);
+            ck_assert_uint_eq(emu_counted().device_bytes + emu_counted().pinned_bytes, 0);
+        }
+        printf("%s, %s: from the oracle %.2g, from the CPU %.2g\n", archs[_i], l ? "its last layer" : "all layers", far, near);
+        ck_assert_double_le(far, 0.5);
+        ck_assert_double_le(near, 0.25);
+    }
+    free(cpu_step);
+    free(cpu);
+    free(whole);
+    free(got);
+    free(t.ids);
+    t_npy_free(&t.want);
+}
+END_TEST
+
+static eng_engine *open_long(int32_t layers, eng_kv_type type, bool exact)
+{
+    eng_params p = params(layers);
+    p.n_ctx = CTX;
+    p.cache_ram = (size_t)1 << 30;
+    p.type_k = p.type_v = type;
+    p.f32_activations = exact;
+    return t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
+}
+
+/* Logits at some of n_forced steps behind a prompt; t: what the session read. */
+static void forced(eng_engine *e, eng_request r, const int32_t *next, size_t n_forced, size_t every, float *out, eng_timings *t)
+{
+    char err[256];
+    eng_session *s;
+    r.max_tokens = (uint32_t)n_forced + 1;
+    ck_assert_msg(eng_session_open(e, &r, &s, err, sizeof err) == 0, "%s", err);
+    ck_assert_int_eq(eng_session_prefill(s, NULL, NULL), 0);
+    while (eng_idle(e, 100, NULL))
+        ;
+    for (size_t i = 0; i < n_forced; i++) {
+        const float *l;
+        ck_assert_int_eq(eng_session_force(s, next[i]), 0);
+        if (i % every && i + 1 < n_forced)
+            continue;
+        ck_assert_int_eq(eng_session_logits(s, &l), 0);
+        memcpy(out, l, VOCAB * sizeof *l);
+        out += VOCAB;
+    }
+    eng_session_timings(s, t);
+    eng_session_close(s);
+}
+
+/* A text longer than the GPU's window, from which is retrieved; a second question, on the kept part. The keys read are as many as the CPU reads, and what comes
+ * out is as near to float32 activations as the CPU's is. */
+START_TEST(long_contexts)
+{
+    enum { N = 3400, STEPS = 20, EVERY = 3, ROWS = (STEPS + EVERY - 1) / EVERY + 1 };
+    static const struct {
+        eng_attn_mode mode;
+        bool estimate;
+        eng_kv_type type;
+        int32_t layers;
+    } cases[] = {{ENG_ATTN_FLAT, true, ENG_KV_F16, ALL}, {ENG_ATTN_FULL, false, ENG_KV_BF16, 1}, {ENG_ATTN_FLAT, false, ENG_KV_Q8_0, ALL}, {ENG_ATTN_STREAMING, false, ENG_KV_F16, ALL}};
+    t_rng r = t_seed(5);
+    int32_t ids[N], next[STEPS];
+    float exact[ROWS * VOCAB], want[ROWS * VOCAB], got[ROWS * VOCAB];
+    eng_timings te, tw, tg;
+    device(_i % 2 ? EMU_RANDOM : EMU_LATE, false);
+    eng_engine *f32 = open_long(0, cases[_i].type, true), *cpu = open_long(0, cases[_i].type, false), *gpu = open_long(cases[_i].layers, cases[_i].type, false);
+    random_ids(cpu, &r, ids, N);
+    random_ids(cpu, &r, next, STEPS);
+    for (int question = 0; question < 2; question++) {
+        ids[N - 1] += question ? ids[N - 1] > 100 ? -1 : 1 : 0;
+        eng_request q = request(ids, N, cases[_i].mode);
+        q.attention.estimate = cases[_i].estimate;
+        forced(f32, q, next, STEPS, EVERY, exact, &te);
+        forced(cpu, q, next, STEPS, EVERY, want, &tw);
+        forced(gpu, q, next, STEPS, EVERY, got, &tg);
+        ck_assert_uint_eq(tg.cache_n, tw.cache_n);
+        ck_assert_uint_eq(tg.cache_n > 0, question);
+        ck_assert_double_eq_tol(tg.keys_attended, tw.keys_attended, 1e-9 + tw.keys_attended * 0.02); /* a budget by scores that differ in their last bits */
+        ck_assert_double_eq_tol(tg.retrieved, tw.retrieved, 1e-9 + tw.retrieved * 0.02);
+        ck_assert_double_eq_tol(tg.estimated, tw.estimated, 1e-9 + tw.estimated * 0.02);
+        double of_cpu = max_diff(want, exact, (ROWS - 1) * VOCAB), of_gpu = max_diff(got, exact, (ROWS - 1) * VOCAB);
+        printf("%s, %d: from float32 %.2g, the CPU %.2g; %.0f keys read, %.0f estimated\n", eng_attn_mode_name(cases[_i].mode), (int)cases[_i].type, of_gpu, of_cpu,
+               tg.keys_attended, tg.estimated);
+        ck_assert_double_le(of_gpu, 2 * of_cpu + 0.02);
+    }
+    ck_assert_str_eq(emu_fault(), "");
+    ck_assert_uint_eq(emu_counted().syncs_device, 0);
+    eng_close(f32);
+    eng_close(cpu);
+    eng_close(gpu);
+}
+END_TEST
+
+/* A long answer: the window wraps, runs are sealed, and what has left the window is retrieved. */
+START_TEST(long_answers)
+{
+    enum { N = 700, STEPS = 3600, EVERY = 90 };
+    t_rng r = t_seed(9);
+    int32_t ids[N], *next = malloc(STEPS * sizeof *next);
+    float *want = malloc((STEPS / EVERY + 2) * VOCAB * sizeof *want), *got = malloc((STEPS / EVERY + 2) * VOCAB * sizeof *got);
+    eng_timings tw, tg;
+    device(EMU_LATE, false);
+    eng_engine *cpu = open_long(0, ENG_KV_F16, false), *gpu = open_long(ALL, ENG_KV_F16, false);
+    random_ids(cpu, &r, ids, N);
+    random_ids(cpu, &r, next, STEPS);
+    forced(cpu, request(ids, N, ENG_ATTN_FULL), next, STEPS, EVERY, want, &tw);
+    forced(gpu, request(ids, N, ENG_ATTN_FULL), next, STEPS, EVERY, got, &tg);
+    ck_assert_double_eq_tol(tg.keys_attended, tw.keys_attended, 0);
+    double d = max_diff(got, want, STEPS / EVERY * VOCAB);
+    printf("%d tokens answered: logits differ by %.2g from the CPU's\n", STEPS, d);
+    ck_assert_double_le(d, 1); /* each within .5 of float32 (test_archs.c); what a wrong key does is ten times that */
+    eng_close(cpu);
+    eng_close(gpu);
+    free(next);
+    free(want);
+    free(got);
+}
+END_TEST
+
+/* The device fails at some call, whichever: what was asked for comes from the CPU, and it is said once. */
+START_TEST(device_lost)
+{
+    enum { N = 300, STEPS = 4 };
+    t_rng r = t_seed(3);
+    int32_t ids[N], next[STEPS];
+    float exact[STEPS * VOCAB], want[STEPS * VOCAB], got[STEPS * VOCAB];
+    eng_timings t;
+    eng_engine *e = open_long(0, ENG_KV_F16, true);
+    random_ids(e, &r, ids, N);
+    random_ids(e, &r, next, STEPS);
+    eng_request q = request(ids, N, ENG_ATTN_AUTO);
+    forced(e, q, next, STEPS, 1, exact, &t);
+    eng_close(e);
+    e = open_long(0, ENG_KV_F16, false);
+    forced(e, q, next, STEPS, 1, want, &t);
+    eng_close(e);
+    device(EMU_LATE, false);
+    e = open_long(ALL, ENG_KV_F16, false);
+    uint64_t open = emu_counted().calls;
+    forced(e, q, next, STEPS, 1, got, &t);
+    uint64_t calls = emu_counted().calls;
+    eng_close(e);
+    double most = 2 * max_diff(want, exact, STEPS * VOCAB) + 0.02; /* as above */
+    ck_assert_double_le(max_diff(got, exact, STEPS * VOCAB), most);
+    emu_options o = emu_defaults();
+    o.guard = false;
+    for (uint64_t at = 0; at < calls; at += at < open ? open / 7 + 1 : (calls - open) / 23 + 1) {
+        o.lose_after = (long)at;
+        emu_reset(&o);
+        e = open_long(ALL, ENG_KV_F16, false);
+        forced(e, q, next, STEPS, 1, got, &t);
+        ck_assert_double_le(max_diff(got, exact, STEPS * VOCAB), most);
+        const char *words = at < open ? "serving from the CPU" : "from now on the CPU", *said = strstr(logged, words);
+        ck_assert_msg(said && !strstr(said + strlen(words), "the CPU"), "lost after %lu of %lu calls: %s", (unsigned long)at, (unsigned long)calls, logged);
+        eng_close(e);
+    }
+}
+END_TEST
+
+/* No more layers than there is room for; asking for more is refused, with how many fit; no device, or none that is good enough, is said once. */
+START_TEST(small_devices)
+{
+    char err[512] = "";
+    eng_engine *e;
+    emu_options o = emu_defaults();
+    uint32_t last = 0;
+    bool partly = false;
+    for (size_t mib = 256; mib <= 300; mib++) {
+        o.guard = false;
+        o.memory = mib << 20;
+        emu_reset(&o);
+        e = open_arch("tiny-smollm3", -1);
+        uint32_t n = eng_info_get(e)->n_gpu_layers, all = eng_info_get(e)->n_layer;
+        ck_assert_uint_ge(n, last);
+        partly |= n && n < all;
+        ck_assert_msg(strstr(logged, n ? "MiB of window" : "serving from the CPU: the GPU has no memory left"), "%s", logged);
+        eng_close(e);
+        eng_params p = params((int32_t)n + 1);
+        eng_engine *more;
+        if (n < all) {
+            int r = eng_open(t_path("golden/archs/tiny-smollm3.gguf"), &p, &more, err, sizeof err);
+            ck_assert_int_eq(r, -ENOMEM);
+            char fit[32];
+            snprintf(fit, sizeof fit, "%u fit", n);
+            ck_assert_msg(strstr(err, fit) && strstr(err, "MiB"), "%s", err);
+        }
+        last = n;
+    }
+    ck_assert_uint_gt(last, 0);
+    ck_assert(partly);
+    static const struct {
+        int devices, driver, major;
+        const char *reason;
+    } bad[] = {{0, 13000, 8, "device 0"}, {1, 0, 8, "no NVIDIA driver"}, {1, 11020, 8, "11.2"}, {1, 13000, 6, "capability 6.0"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        o = emu_defaults();
+        o.n_devices = bad[i].devices;
+        o.driver = bad[i].driver;
+        o.major = bad[i].major;
+        emu_reset(&o);
+        e = open_arch("tiny-smollm3", ALL);
+        ck_assert_ptr_null(eng_info_get(e)->gpu);
+        ck_assert_msg(strstr(logged, "serving from the CPU") && strstr(logged, bad[i].reason), "%s", logged);
+        eng_close(e);
+    }
+    device(EMU_LATE, false);
+    e = open_arch("tiny-qwen3moe", ALL);
+    ck_assert_uint_eq(eng_info_get(e)->n_gpu_layers, 0);
+    ck_assert(strstr(logged, "mixtures of experts"));
+    eng_close(e);
+}
+END_TEST
+
+static void add(Suite *s, const char *name, const TTest *test, int n)
+{
+    TCase *c = tcase_create(name); /* each its own: CK_RUN_CASE runs one */
+    tcase_set_timeout(c, 0);
+    tcase_add_loop_test(c, test, 0, n);
+    suite_add_tcase(s, c);
+}
+
+int main(void)
+{
+    Suite *s = suite_create("engine");
+    add(s, "architectures", architectures, N_ARCHS);
+    add(s, "long_contexts", long_contexts, 4);
+    add(s, "long_answers", long_answers, 1);
+    add(s, "device_lost", device_lost, 1);
+    add(s, "small_devices", small_devices, 1);
+    return t_run(s);
+}
