@@ -17,14 +17,14 @@ static const struct {
     size_t at;
 } fields[] = {
     {"dense_byte", offsetof(eng_cost, dense_byte)}, {"dense_op", offsetof(eng_cost, dense_op)},       {"scan_search", offsetof(eng_cost, scan_search)},
-    {"scan_head", offsetof(eng_cost, scan_head)},   {"scan_dim", offsetof(eng_cost, scan_dim)},       {"scan_op", offsetof(eng_cost, scan_op)},
+    {"scan_head", offsetof(eng_cost, scan_head)},   {"scan_dim", offsetof(eng_cost, scan_dim)},       {"scan_key", offsetof(eng_cost, scan_key)},
     {"hit_dim", offsetof(eng_cost, hit_dim)},       {"visit_dim", offsetof(eng_cost, visit_dim)},
 };
 enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 eng_cost eng_cost_default(void)
 {
-    return (eng_cost){.dense_byte = 0.0091, .dense_op = 0.0222, .scan_search = 5400, .scan_head = 460, .scan_dim = 0.0136, .scan_op = 0.0087, .hit_dim = 0.227, .visit_dim = 1.33};
+    return (eng_cost){.dense_byte = 0.0148, .dense_op = 0.0045, .scan_search = 5000, .scan_head = 750, .scan_dim = 0.0095, .scan_key = 0.34, .hit_dim = 0.18, .visit_dim = 1.3};
 }
 
 double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)
@@ -34,7 +34,7 @@ double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)
 
 double eng_cost_scan(const eng_cost *c, const eng_cost_head *h, uint32_t n, uint32_t hits)
 {
-    return c->scan_search + c->scan_head * h->group + (double)n * h->dim * (c->scan_dim + c->scan_op * h->group) + (double)hits * h->group * h->dim * c->hit_dim;
+    return c->scan_search + c->scan_head * h->group + n * (c->scan_dim * h->dim + c->scan_key * h->group) + (double)hits * h->group * h->dim * c->hit_dim;
 }
 
 /* Keys that a graph search scores for a group: on real keys at equal recall 41, 25, 16 and 12 % at 8K, 16K, 32K and 48K (notes, section 7), a power of n. */

@@ -229,9 +229,9 @@ static int fit(const cfg_settings *s)
     if (!status && eng_cost_write(path, cpu, &c, err, sizeof err) < 0)
         status = srv_fail("%s", err);
     if (!status && json)
-        printf("{\"test\":\"fit\",\"cpu\":\"%s\",\"dense_byte\":%.6g,\"dense_op\":%.6g,\"scan_search\":%.6g,\"scan_head\":%.6g,\"scan_dim\":%.6g,\"scan_op\":%.6g,"
+        printf("{\"test\":\"fit\",\"cpu\":\"%s\",\"dense_byte\":%.6g,\"dense_op\":%.6g,\"scan_search\":%.6g,\"scan_head\":%.6g,\"scan_dim\":%.6g,\"scan_key\":%.6g,"
                "\"hit_dim\":%.6g,\"visit_dim\":%.6g}\n",
-               cpu, c.dense_byte, c.dense_op, c.scan_search, c.scan_head, c.scan_dim, c.scan_op, c.hit_dim, c.visit_dim);
+               cpu, c.dense_byte, c.dense_op, c.scan_search, c.scan_head, c.scan_dim, c.scan_key, c.hit_dim, c.visit_dim);
     else if (!status)
         printf("written to %s\n", path);
     int written = srv_finish_output();

@@ -261,7 +261,7 @@ def test_auto_goes_by_the_costs(tool, model, book, tmp_path):
     file = tmp_path / "state" / "cost"
     text = file.read_text()
     assert f"cpu = {fitted['cpu']}" in text.splitlines() and file.stat().st_mode & 0o7777 == 0o600
-    for name in ("dense_byte", "dense_op", "scan_search", "scan_head", "scan_dim", "scan_op", "hit_dim", "visit_dim"):
+    for name in ("dense_byte", "dense_op", "scan_search", "scan_head", "scan_dim", "scan_key", "hit_dim", "visit_dim"):
         assert f"{name} = {fitted[name]:g}" in text.splitlines()
     for dense in (True, False):
         numbers = [re.sub(" = .*", " = 0" if line.startswith("dense") == dense else " = 1", line) if line[0] not in "#c" else line for line in text.splitlines()]

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 static char path[64];
-static const eng_cost some = {.dense_byte = 0.25, .dense_op = 0, .scan_search = 1e4, .scan_head = 3, .scan_dim = 1e-3, .scan_op = 0.5, .hit_dim = 2, .visit_dim = 7};
+static const eng_cost some = {.dense_byte = 0.25, .dense_op = 0, .scan_search = 1e4, .scan_head = 3, .scan_dim = 1e-3, .scan_key = 0.5, .hit_dim = 2, .visit_dim = 7};
 
 static void put(const char *text, size_t n)
 {
@@ -80,7 +80,7 @@ START_TEST(predictions)
 {
     eng_cost_head h = {64, 7, 256};
     ck_assert_double_eq_tol(eng_cost_dense(&some, &h, 1000), 1000 * 256 * 0.25, 1e-6);
-    ck_assert_double_eq_tol(eng_cost_scan(&some, &h, 1000, 10), 1e4 + 21 + 1000 * 64 * (1e-3 + 3.5) + 10 * 7 * 64 * 2, 1e-6);
+    ck_assert_double_eq_tol(eng_cost_scan(&some, &h, 1000, 10), 1e4 + 21 + 1000 * (64 * 1e-3 + 7 * 0.5) + 10 * 7 * 64 * 2, 1e-6);
     ck_assert_double_eq_tol(eng_cost_graph(&some, &h, 8192, 0), 0.41 * 8192 * 64 * 7, 1);
     ck_assert_double_eq_tol(eng_cost_graph(&some, &h, 100, 0), 100 * 64 * 7, 1e-6); /* not more than all */
     eng_attention a = {.top_k = 100};
@@ -104,9 +104,9 @@ START_TEST(a_machine_measured)
     const char *cpu = NULL;
     eng_cost c = {0};
     ck_assert_msg(eng_cost_fit(ENG_CPU_AUTO, count, &c, &cpu, err, sizeof err) == 0, "%s", err);
-    ck_assert_uint_eq(lines, 18);
+    ck_assert_uint_eq(lines, 24);
     ck_assert(cpu && *cpu);
-    ck_assert(c.dense_byte + c.dense_op > 0 && c.scan_dim + c.scan_op > 0 && c.visit_dim > 0);
+    ck_assert(c.dense_byte + c.dense_op > 0 && c.scan_dim + c.scan_key > 0 && c.visit_dim > 0);
     ck_assert_int_eq(eng_cost_write(path, cpu, &c, err, sizeof err), 0);
     ck_assert_msg(eng_cost_read(path, cpu, &c, err, sizeof err) == 0, "%s", err);
     eng_cost_head h = {64, 7, 256};
