@@ -51,7 +51,7 @@ const cfg_row cfg_table[] = {
     {MODEL, "ubatch-size", "ub", LOADS, true, CFG_T_U32, FIELD(ubatch_size), "512", 1, 16384, NULL, "N",
      "prompt tokens computed at a time; answers do not depend on it"},
     {MODEL, "n-gpu-layers", "ngl", LOADS, true, CFG_T_COUNT, FIELD(gpu_layers), "auto", 0, 65535, amounts, "N",
-     "layers of the model that the GPU computes; auto: as many as fit its memory; without a GPU, none"},
+     "how many of the model's last layers the GPU computes; all: the output, too; auto: as many as fit its memory; without a GPU, none"},
     {MODEL, "cpu", NULL, LOADS | CFG_BENCH_INDEX, true, CFG_T_CHOICE, FIELD(cpu), "auto", ANY_LENGTH, cpus, "LEVEL", "instruction set of the kernels"},
     {MODEL, "cache-type-k", "ctk", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_k), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept keys; q8_0: 8 bits, less the mean key"},
     {MODEL, "cache-type-v", "ctv", LOADS, true, CFG_T_CHOICE, FIELD(cache_type_v), "f16", ANY_LENGTH, kv_types, "TYPE", "type of kept values"},

@@ -1,12 +1,14 @@
 /* The trace: JSON that a parser takes, with what was put in, one track a thread; a full ring keeps the newest and counts the rest; written while threads go on;
  * and what a file name may be.
  */
+#include "pool.h"
 #include "support.h"
 #include "trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -218,6 +220,54 @@ START_TEST(written_while_threads_go_on)
 }
 END_TEST
 
+/* A pool job whose tasks meet: each thread has one. */
+static void meet_fn(void *ctx, uint32_t task, uint32_t worker)
+{
+    atomic_uint *n = ctx;
+    (void)task;
+    (void)worker;
+    atomic_fetch_add(n, 1);
+    while (atomic_load(n) < 3)
+        sched_yield();
+}
+
+/* The maker of a pool is traced, so its threads are: a job is an event on each thread that had a task, within that of the caller. */
+START_TEST(pool_jobs)
+{
+    enum { JOBS = 20 };
+    eng_trace *t = open_trace();
+    eng_pool *p;
+    ck_assert_int_eq(eng_trace_attach(t, "engine"), 0);
+    ck_assert_int_eq(eng_pool_new(3, &p), 0);
+    for (int i = 0; i < JOBS; i++) {
+        atomic_uint n = 0;
+        eng_pool_run(p, "meet", meet_fn, &n, 3);
+        ck_assert_int_eq(eng_trace_write(t, NULL, NULL, err, sizeof err), 0); /* the workers may be at their last stores */
+    }
+    eng_pool_free(p);
+    cJSON *json = write_and_read(t, NULL, NULL);
+    static const char *const workers[] = {"pool 1", "pool 2"};
+    for (int w = 0; w < 2; w++) {
+        int i = 0, j = 0;
+        for (; event_of(json, tid_of(json, workers[w]), i); i++) {
+            const cJSON *e = event_of(json, tid_of(json, workers[w]), i), *job;
+            ck_assert_str_eq(text_of(e, "name"), "meet");
+            ck_assert_double_eq(number_of(cJSON_GetObjectItemCaseSensitive(e, "args"), "tasks"), 1);
+            while ((job = event_of(json, tid_of(json, "engine"), j++)) && strcmp(text_of(job, "name"), "meet"))
+                ck_assert_str_eq(text_of(job, "name"), "wait");
+            ck_assert_ptr_nonnull(job);
+            ck_assert_double_eq(number_of(cJSON_GetObjectItemCaseSensitive(job, "args"), "tasks"), 3);
+            ck_assert_double_ge(number_of(e, "ts"), number_of(job, "ts"));
+            ck_assert_double_le(number_of(e, "ts") + number_of(e, "dur"), number_of(job, "ts") + number_of(job, "dur") + .002);
+        }
+        ck_assert_int_eq(i, JOBS);
+    }
+    cJSON_Delete(json);
+    eng_trace_leave();
+    eng_trace_free(t);
+}
+END_TEST
+
 #define REFUSED(name, code, part)                                                                                                          \
     do {                                                                                                                                   \
         eng_trace *none = NULL;                                                                                                            \
@@ -277,6 +327,7 @@ int main(void)
     tcase_add_test(c, events);
     tcase_add_test(c, full_ring);
     tcase_add_test(c, written_while_threads_go_on);
+    tcase_add_test(c, pool_jobs);
     tcase_add_test(c, file_names);
     suite_add_tcase(suite, c);
     int rc = t_run(suite);
