@@ -55,7 +55,7 @@ void idx_narrow_scalar(const uint8_t *codes, const float *scale, uint32_t n_bloc
             int32_t dot = 0;
             for (uint32_t j = 0; j < 4 * pairs; j++) {
                 uint32_t byte = slot[(size_t)(j / 4) * 64 + j % 4];
-                dot += (int32_t)(byte & 15) * q[h].hi[j / 4 * 8 + j % 4] + (int32_t)(byte >> 4) * q[h].hi[j / 4 * 8 + 4 + j % 4];
+                dot += (int32_t)(byte & 15) * q[h].x[j / 4 * 8 + j % 4] + (int32_t)(byte >> 4) * q[h].x[j / 4 * 8 + 4 + j % 4];
             }
             float score = (float)(2 * dot + q[h].bias) * (scale[s] * q[h].scale) + q[h].offset;
             out[h * ld + s] = score;

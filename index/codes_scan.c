@@ -67,14 +67,30 @@ void idx_codes_members(const idx_index *ix, uint32_t *ret)
 
 /* ---- scan ------------------------------------------------------------------------------------------------------- */
 
+/* A rounding of the query v [dim_pad], to x, hi and lo [3][dim_pad], in units of 1 / inverse; returns the sum. A number is rounded up or down, by turns and at each dimension's own turn,
+ * so that the mean of all roundings is as near as that many times finer units would be. */
+static int32_t round_query(const idx_index *ix, const float *v, float inverse, uint32_t rounding, int8_t *x)
+{
+    uint32_t dim_pad = idx_dim_pad(ix->header->dim);
+    int8_t *hi = x + dim_pad, *lo = hi + dim_pad;
+    int32_t sum = 0;
+    for (uint32_t j = 0; j < dim_pad; j++) {
+        float up = ((float)((rounding + j) % IDX_ROUNDINGS) + .5f) / IDX_ROUNDINGS;
+        int32_t code = inverse > 0 ? (int32_t)floorf(v[j] * ix->code.unit[j] * inverse + up) : 0, top = (code + 8 + 16 * 16) / 16 - 16;
+        x[j] = (int8_t)code;
+        hi[j] = (int8_t)top;
+        lo[j] = (int8_t)(code - 16 * top);
+        sum += code;
+    }
+    return sum;
+}
+
 void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
 {
     uint32_t dim_pad = idx_dim_pad(ix->header->dim);
     for (uint32_t h = 0; h < q->group; h++) {
         const float *v = s->q + (size_t)h * dim_pad;
-        int8_t *hi = s->code_q + (size_t)h * 2 * dim_pad, *lo = hi + dim_pad;
         float most = 0, size = 0, offset = 0, norm = 0;
-        int32_t sum = 0;
         for (uint32_t j = 0; j < dim_pad; j++) {
             float x = v[j] * ix->code.unit[j];
             most = fabsf(x) > most ? fabsf(x) : most;
@@ -82,17 +98,18 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
             norm += x * x;
             offset += v[j] * ix->code.mean[j];
         }
-        const bool narrow = ix->header->narrow;
-        float unit = most / (narrow ? 127 : 4063), inverse = unit > 0 ? 1 / unit : 0;
+        float unit = most / 126, inverse = unit > 0 ? 1 / unit : 0;
         if (!(size < INFINITY) || !(inverse < INFINITY))
             unit = inverse = 0; /* an infinite or NaN query has a NaN or infinite offset */
-        for (uint32_t j = 0; j < dim_pad; j++) {
-            int32_t x = inverse > 0 ? (int32_t)lrintf(v[j] * ix->code.unit[j] * inverse) : 0, top = narrow ? x : (x + 32 + 64 * 64) / 64 - 64;
-            hi[j] = (int8_t)top;
-            lo[j] = (int8_t)(narrow ? 0 : x - 64 * top);
-            sum += x;
+        /* in their units queries are of the keys' kind, but their squared errors are twice as large, since they are not rounded to the nearest (and nothing to those of four bits) */
+        bool narrow = ix->header->narrow;
+        float error = ix->header->noise * sqrtf(narrow ? norm : 3 * norm);
+        for (uint32_t r = 0; r < IDX_ROUNDINGS; r++) {
+            size_t at = (size_t)r * q->group + h;
+            int8_t *x = s->code_q + at * 3 * dim_pad;
+            int32_t sum = round_query(ix, v, inverse, r, x);
+            s->code_query[at] = (idx_code_query){x, x + dim_pad, x + 2 * dim_pad, (narrow ? -15 : -128) * sum, unit * q->scale, offset * q->scale, edge_errors * error * fabsf(q->scale)};
         }
-        s->code_query[h] = (idx_code_query){hi, lo, (narrow ? -15 : -128) * sum, unit * q->scale, offset * q->scale, edge_errors * ix->header->noise * sqrtf(norm) * fabsf(q->scale)};
     }
 }
 
@@ -150,10 +167,11 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
         idx_ask_rows(ix, at, n);
         const float *scales = idx_visible_scales(c, at, n, from, to, lo, cut);
         const uint8_t *codes = ix->code.codes + at / IDX_BLOCK * ix->code.block_bytes;
+        const idx_code_query *query = s->code_query + (size_t)(at / IDX_TILE % IDX_ROUNDINGS) * c->q->group;
         if (ix->header->narrow)
-            c->k->narrow(codes, scales, n / IDX_BLOCK, (ix->header->dim + 7) / 8, s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
+            c->k->narrow(codes, scales, n / IDX_BLOCK, (ix->header->dim + 7) / 8, query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         else
-            c->k->codes(codes, scales, n / IDX_BLOCK, ix->code.quads, s->code_query, c->q->group, s->scores, IDX_TILE, s->tile_best);
+            c->k->codes(codes, scales, n / IDX_BLOCK, ix->code.quads, query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
             if (s->tops[h].keep)
                 idx_top_add_known(c->k, &s->tops[h], at, s->scores + (size_t)h * IDX_TILE, n, s->tile_best[h], s->tmp);

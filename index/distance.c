@@ -114,9 +114,9 @@ static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, u
             uint32_t i = s % IDX_BLOCK;
             if (s && !i)
                 block += (size_t)quads * 64;
-            int32_t dot = 0; /* |key less mean| <= 127, |query| <= 4063: fits for 4,096 dimensions */
+            int32_t dot = 0; /* fits for 4,096 dimensions */
             for (uint32_t j = 0; j < 4 * quads; j++)
-                dot += (block[(size_t)(j / 4) * 64 + i * 4 + j % 4] - 128) * (64 * q[h].hi[j] + q[h].lo[j]);
+                dot += (block[(size_t)(j / 4) * 64 + i * 4 + j % 4] - 128) * q[h].x[j];
             float score = (float)dot * (scale[s] * q[h].scale) + q[h].offset;
             out[h * ld + s] = score;
             best = score > best ? score : best;

@@ -23,13 +23,12 @@ static inline uint32_t idx_dim_pad(uint32_t dim)
 
 /* ---- codes (codes_build.c) ----
  * A key less the mean key, in its dimensions' units, is scale * (u - 128), u a byte a dimension. Slots lie in blocks of 16, interleaved by fours so that a vector
- * holds four dimensions of 16 slots: codes[block][quad][16][4]. A query is a pair of bytes a dimension, 64 hi + lo, |hi| <= 63 and
- * -32 <= lo <= 31: small enough that no 16-bit sum of two products saturates, and twelve bits, so that only the key's rounding matters. The dots are exact
- * integers. */
+ * holds four dimensions of 16 slots: codes[block][quad][16][4]. A query is a byte x a dimension, |x| <= 127. Where products are summed in pairs of 16 bits,
+ * which two such products overflow, it is taken as 16 hi + lo, |hi| <= 8 and -8 <= lo <= 7. The dots are exact integers. */
 typedef struct {
-    const int8_t *hi, *lo;    /* [4 * quads] */
-    int32_t bias;             /* -128 times the sum of 64 hi + lo */
-    float scale, offset;      /* score = scale * scale of the slot * (64 dot_hi + dot_lo + bias) + offset */
+    const int8_t *x, *hi, *lo; /* [4 * quads] */
+    int32_t bias;             /* -128 times the sum of x */
+    float scale, offset;      /* score = scale * scale of the slot * (dot + bias) + offset */
     float margin;             /* by which a score is hardly ever wrong */
 } idx_code_query;
 
@@ -66,7 +65,7 @@ typedef struct {
     void (*judge)(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head);
 
     /* out[h * ld + i] = score of slot i, for the slots of n_blocks blocks, and ret_best[h] the largest of them; NaN counts as nothing, -INFINITY: there is none.
-     * scale: [16 * n_blocks], 64-byte aligned as codes are. The hi and lo of all heads lie one after another at equal distances. */
+     * scale: [16 * n_blocks], 64-byte aligned as codes are. The x of all heads lie at equal distances. */
     void (*codes)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
                   float *out, size_t ld, float *ret_best);
 

@@ -1,9 +1,9 @@
 /* AMX level: scores by code, and nearest centroids, from tiles of bytes. Everything else is the AVX-512 level's. */
 #include "distance_avx512.h"
 
-/* A block of codes is a B operand as it lies, [quads][16 slots][4]; both bytes of up to 8 heads' queries are the 16 rows of A. Tiles: 0 1 the sums of
- * two blocks, [2 * heads][16 slots]; 4 A and 6 7 blocks, 64 dimensions at a time; 5 A and 2 3 blocks for the dimensions that remain. */
-enum { HEADS = 8, CHUNK = 16 /* quads */ };
+/* A block of codes is a B operand as it lies, [quads][16 slots][4]; up to 16 heads' queries are the rows of A. Tiles: 0 1 the sums of
+ * two blocks, [heads][16 slots]; 4 A and 6 7 blocks, 64 dimensions at a time; 5 A and 2 3 blocks for the dimensions that remain. */
+enum { HEADS = 16, CHUNK = 16 /* quads */ };
 
 /* Operand of LDTILECFG. */
 typedef struct {
@@ -57,9 +57,9 @@ static void codes_heads(const uint8_t *codes, const float *scale, uint32_t n_blo
                         float *out, size_t ld, float *ret_best)
 {
     enum { BLOCKS = 16 };
-    int32_t sums[BLOCKS][2 * HEADS][16] __attribute__((aligned(64)));
+    int32_t sums[BLOCKS][HEADS][16] __attribute__((aligned(64)));
     __m512 best[HEADS];
-    size_t stride = (size_t)(q->lo - q->hi), block_bytes = (size_t)quads * 64;
+    size_t stride = ng > 1 ? (size_t)(q[1].x - q[0].x) : 64, block_bytes = (size_t)quads * 64;
     for (uint32_t g = 0; g < ng; g++)
         best[g] = _mm512_set1_ps(-__builtin_inff());
     for (uint32_t from = 0; from < n_blocks; from += BLOCKS) {
@@ -67,7 +67,7 @@ static void codes_heads(const uint8_t *codes, const float *scale, uint32_t n_blo
         const uint8_t *block = codes + from * block_bytes;
         for (uint32_t b = 0; b < n; b += 2) { /* an odd last one: twice */
             uint32_t next = b + 1 < n ? b + 1 : b;
-            multiply(block + b * block_bytes, block + next * block_bytes, quads, q->hi, stride, sums[b], sums[next]);
+            multiply(block + b * block_bytes, block + next * block_bytes, quads, q->x, stride, sums[b], sums[next]);
         }
         for (uint32_t g = 0; g < ng; g++) {
             float *to = out + g * ld + from * IDX_BLOCK;
@@ -77,9 +77,8 @@ static void codes_heads(const uint8_t *codes, const float *scale, uint32_t n_blo
                 _mm_prefetch(block + i * 64 + BLOCKS * block_bytes, _MM_HINT_T0);
             }
             for (uint32_t b = 0; b < n; b++) {
-                __m512i hi = _mm512_load_si512(sums[b][2 * g]), lo = _mm512_load_si512(sums[b][2 * g + 1]);
-                __m512 s = _mm512_load_ps(scale + (from + b) * IDX_BLOCK);
-                __m512 score = idx_code_scores(hi, _mm512_add_epi32(lo, bias), s, &q[g]);
+                __m512i dot = _mm512_add_epi32(_mm512_load_si512(sums[b][g]), bias);
+                __m512 score = idx_code_scores(dot, _mm512_load_ps(scale + (from + b) * IDX_BLOCK), &q[g]);
                 _mm512_storeu_ps(to + b * IDX_BLOCK, score);
                 best[g] = _mm512_max_ps(score, best[g]); /* the second operand wins against NaN */
             }
@@ -94,7 +93,7 @@ void idx_codes_amx(const uint8_t *codes, const float *scale, uint32_t n_blocks, 
 {
     for (uint32_t h = 0; h < nq; h += HEADS) {
         uint32_t ng = nq - h < HEADS ? nq - h : HEADS;
-        begin(2 * ng, quads);
+        begin(ng, quads);
         codes_heads(codes, scale, n_blocks, quads, q + h, ng, out + h * ld, ld, ret_best + h);
         _tile_release();
     }

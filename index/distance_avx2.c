@@ -140,7 +140,7 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Half a block (8 slots) for ng (1..4) heads. The query's bytes are small enough that no pair of products saturates. */
+/* Half a block (8 slots) for ng (1..4) heads. The halves of the query's bytes are small enough that no pair of products saturates. */
 INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
                        size_t ld, __m256 *best)
 {
@@ -162,7 +162,7 @@ INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, u
     }
     __m256 s = _mm256_load_ps(scale);
     for (int g = 0; g < ng; g++) {
-        __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(hi[g], 6), lo[g]));
+        __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(hi[g], 4), lo[g]));
         __m256 score = _mm256_add_ps(_mm256_mul_ps(dot, _mm256_mul_ps(s, _mm256_set1_ps(q[g].scale))), _mm256_set1_ps(q[g].offset));
         _mm256_storeu_ps(out + (size_t)g * ld, score);
         best[g] = _mm256_max_ps(score, best[g]); /* the second operand wins against NaN */

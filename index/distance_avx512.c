@@ -145,32 +145,28 @@ static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *r
 INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
                         size_t ld, __m512 *best)
 {
-    __m512i hi[8], lo[8];
-    const int8_t *query = q->hi;
-    const ptrdiff_t far = q->lo - q->hi; /* from one of the 2 ng vectors to the next */
+    __m512i dot[8];
+    const int8_t *x[8];
 #pragma GCC unroll 8
     for (int g = 0; g < ng; g++) {
-        hi[g] = _mm512_setzero_si512();
-        lo[g] = _mm512_set1_epi32(q[g].bias);
+        dot[g] = _mm512_set1_epi32(q[g].bias);
+        x[g] = q[g].x;
     }
-    for (uint32_t j = 0; j < quads; j++, query += 4) {
+    for (uint32_t j = 0; j < quads; j++) {
         __m512i u = _mm512_load_si512(codes + (size_t)j * 64);
         _mm_prefetch(codes + (size_t)j * 64 + IDX_CODES_FAR, _MM_HINT_T1);
         _mm_prefetch(codes + (size_t)j * 64 + IDX_CODES_NEAR, _MM_HINT_T0);
-        const int8_t *v = query;
 #pragma GCC unroll 8
-        for (int g = 0; g < ng; g++, v += 2 * far) {
-            int32_t high, low;
-            memcpy(&high, v, 4);
-            memcpy(&low, v + far, 4);
-            hi[g] = _mm512_dpbusd_epi32(hi[g], u, _mm512_set1_epi32(high));
-            lo[g] = _mm512_dpbusd_epi32(lo[g], u, _mm512_set1_epi32(low));
+        for (int g = 0; g < ng; g++) {
+            int32_t four;
+            memcpy(&four, x[g] + 4 * (size_t)j, 4);
+            dot[g] = _mm512_dpbusd_epi32(dot[g], u, _mm512_set1_epi32(four));
         }
     }
     __m512 s = _mm512_load_ps(scale);
 #pragma GCC unroll 8
     for (int g = 0; g < ng; g++) {
-        __m512 score = idx_code_scores(hi[g], lo[g], s, &q[g]);
+        __m512 score = idx_code_scores(dot[g], s, &q[g]);
         _mm512_storeu_ps(out + (size_t)g * ld, score);
         best[g] = _mm512_max_ps(score, best[g]); /* the second operand wins against NaN */
     }

@@ -9,10 +9,9 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* Scores of 16 slots from their sums, the lower one with the bias. The last steps are the same on every level. */
-INLINE __m512 idx_code_scores(__m512i hi, __m512i lo, __m512 slot_scale, const idx_code_query *q)
+INLINE __m512 idx_code_scores(__m512i dot, __m512 slot_scale, const idx_code_query *q)
 {
-    __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 6), lo));
-    return _mm512_add_ps(_mm512_mul_ps(dot, _mm512_mul_ps(slot_scale, _mm512_set1_ps(q->scale))), _mm512_set1_ps(q->offset));
+    return _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(slot_scale, _mm512_set1_ps(q->scale))), _mm512_set1_ps(q->offset));
 }
 
 /* Takes over what is larger among the scores of a block of centroids, the first of which is c. */

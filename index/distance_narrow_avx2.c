@@ -9,8 +9,8 @@ static void narrow_half(const uint8_t *codes, const float *scale, uint32_t pairs
     __m256i dot = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1), half = _mm256_set1_epi8(15);
     for (uint32_t j = 0; j < pairs; j++) {
         int32_t a, b;
-        memcpy(&a, q->hi + 8 * j, 4);
-        memcpy(&b, q->hi + 8 * j + 4, 4);
+        memcpy(&a, q->x + 8 * j, 4);
+        memcpy(&b, q->x + 8 * j + 4, 4);
         __m256i u = _mm256_load_si256((const __m256i *)(const void *)(codes + (size_t)j * 64));
         __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(u, half), _mm256_set1_epi32(a));
         __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(u, 4), half), _mm256_set1_epi32(b));

@@ -7,8 +7,8 @@
 INLINE void narrow_block(const int ng, const uint8_t *codes, const float *scale, uint32_t pairs, const idx_code_query *q, float *out, size_t ld, __m512 *best)
 {
     __m512i upper[8], lower[8], half = _mm512_set1_epi8(15);
-    const int8_t *query = q->hi;
-    const ptrdiff_t next = 2 * (q->lo - q->hi); /* from one head to the next */
+    const int8_t *query = q->x;
+    const ptrdiff_t next = ng > 1 ? q[1].x - q[0].x : 0; /* from one head to the next */
 #pragma GCC unroll 8
     for (int g = 0; g < ng; g++)
         upper[g] = lower[g] = _mm512_setzero_si512();

@@ -56,8 +56,8 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->stamp = calloc((size_t)max_n + 1, sizeof *s->stamp);
     s->frontier = idx_alloc(max_n, sizeof *s->frontier);
     s->aims = calloc(max_group, sizeof *s->aims);
-    s->code_q = idx_alloc(max_group * 2 * dim_pad, 1);
-    s->code_query = calloc(max_group, sizeof *s->code_query);
+    s->code_q = idx_alloc(IDX_ROUNDINGS * max_group * 3 * dim_pad, 1);
+    s->code_query = calloc(IDX_ROUNDINGS * (size_t)max_group, sizeof *s->code_query);
     s->weigh = idx_alloc((size_t)max_group * IDX_TILE + 16, sizeof *s->weigh);
     s->weigh_to = calloc(max_group, sizeof *s->weigh_to);
     s->scales = idx_alloc(IDX_TILE, sizeof *s->scales);

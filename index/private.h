@@ -21,6 +21,7 @@ enum {
     IDX_CLUSTER_ROWS = 32, /* rows of a value cluster, on average */
     IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
     IDX_DIRECTIONS = 4,    /* of a cluster's variation, kept beside its mean key */
+    IDX_ROUNDINGS = 4,     /* of a query, which tiles of a scan take by turns */
     IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted; */
     IDX_NARROW_SPARE = 192, /* and where they have four bits */
 };
@@ -153,8 +154,8 @@ struct idx_scratch {
     idx_aim *aims; /* [max_group] */
 
     /* codes */
-    int8_t *code_q;             /* [max_group][2][dim_pad] */
-    idx_code_query *code_query; /* [max_group] */
+    int8_t *code_q;             /* [IDX_ROUNDINGS][group][3][dim_pad] */
+    idx_code_query *code_query; /* [IDX_ROUNDINGS][group] */
     float *weigh;               /* [max_group][IDX_TILE], and 16 more */
     float **weigh_to;           /* [max_group] */
     float *scales;              /* [IDX_TILE] */
@@ -199,7 +200,7 @@ static inline void idx_ask_rows(const idx_index *ix, uint32_t at, uint32_t n)
         __builtin_prefetch(ix->code.ids + at + i, 0, 2);
 }
 
-/* s->q [group][dim_pad] as pairs of bytes. */
+/* s->q [group][dim_pad] as bytes, to s->code_query. */
 void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s);
 
 /* Of clusters [first, end), and a few more, for all heads: the centroid's score to s->list_score, the standard deviation of its keys' scores to s->list_dev (ivf: 0), and the
