@@ -9,6 +9,8 @@
 
 #include "numbers.cuh"
 
+#include <assert.h>
+
 enum {
     THREADS = 128,
     WARPS = THREADS / GPU_WARP,
@@ -232,6 +234,7 @@ template <int DIM> static int launch_dim(gpu_context *g, const decode_args &a, u
 
 int gpu_attend(gpu_context *g, const gpu_parts *parts, uint32_t n_part, const float *q, float scale, const gpu_kv *kv, const gpu_rows *runs, uint32_t n_runs)
 {
+    assert(kv->group >= 1 && kv->group <= 16 && kv->d >= 8 && kv->d <= 256 && kv->d % 8 == 0 && n_runs <= MAX_RUNS);
     decode_args a = {};
     a.k = static_cast<const uint4 *>(kv->k);
     a.v = static_cast<const uint4 *>(kv->v);
@@ -248,6 +251,7 @@ int gpu_attend(gpu_context *g, const gpu_parts *parts, uint32_t n_part, const fl
     a.bf16_v = kv->type_v == GPU_KV_BF16;
     for (uint32_t i = 0; i < MAX_RUNS; i++) {
         if (i < n_runs) {
+            assert(runs[i].lo <= runs[i].hi && runs[i].hi <= kv->cap);
             a.row[i] = runs[i].lo;
             a.n += runs[i].hi - runs[i].lo;
         }
@@ -324,6 +328,9 @@ static __global__ void __launch_bounds__(MERGE_THREADS) attend_merge(float4 *out
 
 int gpu_merge(gpu_context *g, float *out, const gpu_parts *parts, uint32_t n_part, uint32_t n_head, uint32_t d)
 {
+    assert(d >= 8 && d <= 4 * MERGE_THREADS && d % 4 == 0);
+    if (n_head == 0)
+        return gpu_status(g);
     size_t shared = MERGE_THREADS * sizeof(float4) + (MERGE_PARTS + MERGE_THREADS / GPU_WARP) * sizeof(float);
     return GPU_LAUNCH(g, attend_merge, n_head, MERGE_THREADS, shared, reinterpret_cast<float4 *>(out), parts->m, parts->l, reinterpret_cast<const float4 *>(parts->o),
                       n_part, n_head, d / 4);

@@ -15,6 +15,7 @@
 
 #include "numbers.cuh"
 
+#include <assert.h>
 #include <mma.h>
 
 enum { KEYS = 32, S_STRIDE = KEYS + 4, ROW_THREADS = 4 };
@@ -474,6 +475,7 @@ int gpu_attend_begin(gpu_context *g, const gpu_parts *state, const gpu_kv *kv, u
 
 int gpu_attend_block(gpu_context *g, const gpu_parts *state, const gpu_queries *q, const gpu_kv *kv, uint32_t first, uint32_t n_rows)
 {
+    assert(kv->group >= 1 && kv->group <= 16 && kv->d >= 8 && kv->d <= 256 && kv->d % 8 == 0 && first % GPU_TILE == 0 && n_rows <= kv->cap);
     prefill_args a = {};
     a.k = static_cast<const uint4 *>(kv->k);
     a.v = static_cast<const uint4 *>(kv->v);
