@@ -186,16 +186,22 @@ static void finish(uint64_t stream, uint64_t until)
         simt_memory_open(false);
 }
 
-/* EMU_RANDOM: some of what may be done now. Here and in enqueue, device memory stays open until the host waits for something: it costs more than the work. */
+/* EMU_RANDOM: some of what may be done now: a few works of any stream, or now and then one stream's as far as they go, which is then far ahead of the others.
+ * Here and in enqueue, device memory stays open until the host waits for something: it costs more than the work. */
 static void stir()
 {
+    enum : uint64_t { FEW = 4, FAR = 64, SELDOM = 8 };
     if (emu_now.order != EMU_RANDOM || emu.streams.empty())
         return;
     simt_memory_open(true);
-    for (uint64_t n = emu_random() % 4; n > 0; n--) {
-        auto s = emu.streams.begin();
-        std::advance(s, (long)(emu_random() % emu.streams.size()));
-        CUstream_st *stream = s->second;
+    bool far = emu_random() % SELDOM == 0;
+    CUstream_st *stream = nullptr;
+    for (uint64_t n = emu_random() % (far ? FAR : FEW); n > 0; n--) {
+        if (!stream || !far) {
+            auto s = emu.streams.begin();
+            std::advance(s, (long)(emu_random() % emu.streams.size()));
+            stream = s->second;
+        }
         if (!stream->queue.empty() && (!stream->queue.front().stream || happened(stream->queue.front().stream, stream->queue.front().until)))
             run_one(stream);
     }
