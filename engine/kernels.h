@@ -27,6 +27,7 @@ typedef struct {
 
 enum { ENG_KV_TYPES = ENG_KV_Q8_0 + 1 };
 
+#define ENG_LOGITS_BLOCK 64
 #define ENG_NR 32 /* output columns of a packed panel */
 
 /* A score may be so much above the subtracted maximum (in units of log2) before that follows: most tiles need no rescaling then. */
@@ -131,6 +132,10 @@ typedef struct {
     void (*add)(float *x, const float *y, size_t n);                            /* x += y */
     /* In-place rotation of the first `rot` dims of a head: cs = cos[rot/2], sin[rot/2]. halves: pairs (i, i + rot/2), else (2i, 2i+1) */
     void (*rope)(float *x, const float *cs, size_t rot, bool halves);
+
+    /* --- choosing a token. NaN and infinities count as nothing; the same bits on every level --- */
+    float (*logits_max)(const float *x, size_t n, float *block_max); /* largest of each ENG_LOGITS_BLOCK, -inf: none; returns the largest of all */
+    double (*logits_sum)(const float *x, size_t n, float max);       /* of e^(x - max) */
 } eng_kernels;
 
 /* The best table for this machine up to `want` (ENG_CPU_AUTO: all it has). -ENOTSUP, with a reason, when `want` is above the machine. */

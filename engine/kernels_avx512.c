@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__)
 #include "kernels_avx512.h"
+#include "kernels_logits.h"
 
 #include <float.h>
 #include <math.h>
@@ -128,6 +129,16 @@ static void rope(float *x, const float *cs, size_t rot, bool halves)
     }
 }
 
+static float logits_max(const float *x, size_t n, float *block_max)
+{
+    return eng_logits_max(x, n, block_max);
+}
+
+static double logits_sum(const float *x, size_t n, float max)
+{
+    return eng_logits_sum(x, n, max);
+}
+
 void eng_kernels_avx512(eng_kernels *k, bool bf16)
 {
     k->name = bf16 ? "avx512 (VNNI, BF16)" : "avx512 (VNNI)";
@@ -137,6 +148,8 @@ void eng_kernels_avx512(eng_kernels *k, bool bf16)
     k->scale = scale;
     k->rms_norm = rms_norm;
     k->silu_mul = silu_mul;
+    k->logits_max = logits_max;
+    k->logits_sum = logits_sum;
     k->gelu_mul = gelu_mul;
     k->add = add;
     k->rope = rope;

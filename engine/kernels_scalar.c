@@ -1,7 +1,7 @@
 /* The plain C level: complete, for any machine, and the oracle the SIMD levels are tested against. No fused multiply-add but by fmaf,
  * which is exact (-ffp-contract=off), so its bits are the same on every machine.
  */
-#include "kernels.h"
+#include "kernels_logits.h"
 
 #include <float.h>
 #include <math.h>
@@ -443,6 +443,16 @@ static void rope(float *x, const float *cs, size_t rot, bool halves)
     }
 }
 
+static float logits_max(const float *x, size_t n, float *block_max)
+{
+    return eng_logits_max(x, n, block_max);
+}
+
+static double logits_sum(const float *x, size_t n, float max)
+{
+    return eng_logits_sum(x, n, max);
+}
+
 void eng_kernels_scalar(eng_kernels *k)
 {
     *k = (eng_kernels){
@@ -467,6 +477,8 @@ void eng_kernels_scalar(eng_kernels *k)
         .scale = scale,
         .rms_norm = rms_norm,
         .silu_mul = silu_mul,
+        .logits_max = logits_max,
+        .logits_sum = logits_sum,
         .gelu_mul = gelu_mul,
         .add = add,
         .rope = rope,

@@ -13,7 +13,7 @@
 /* Longer than any context: a window of this many tokens or more is the whole text, and needs no ring. */
 #define MAX_WINDOW ((size_t)1 << 24)
 
-enum { LANES = 16, BLOCK = 64 }; /* logits that are looked at, or skipped, together */
+enum { BLOCK = ENG_LOGITS_BLOCK }; /* logits that are looked at, or skipped, together */
 
 typedef struct {
     float logit;
@@ -22,6 +22,7 @@ typedef struct {
 
 struct eng_sampler {
     eng_sampling p;
+    const eng_kernels *k;
     size_t n;
     uint64_t rng[4];
     bool penalize;
@@ -72,7 +73,7 @@ static double uniform(uint64_t s[4]) /* xoshiro256**; [0, 1) */
     return (double)(x >> 11) * 0x1p-53;
 }
 
-int eng_sampler_new(const eng_sampling *p, uint32_t n_vocab, eng_sampler **ret)
+int eng_sampler_new(const eng_sampling *p, const eng_kernels *k, uint32_t n_vocab, eng_sampler **ret)
 {
     if (!n_vocab || n_vocab > INT32_MAX)
         return -EINVAL;
@@ -80,6 +81,7 @@ int eng_sampler_new(const eng_sampling *p, uint32_t n_vocab, eng_sampler **ret)
     if (!s)
         return -ENOMEM;
     s->p = *p;
+    s->k = k;
     s->n = n_vocab;
     seed(s->rng, p->seed);
     if (!(isfinite(p->repeat_penalty) && p->repeat_penalty > 0))
@@ -178,72 +180,6 @@ static const float *penalized(eng_sampler *s, const float *logits)
 }
 
 /* ---- over the whole vocabulary ------------------------------------------------------------------------------------ */
-
-/* e^x for x <= 0 within 2e-7 of its value, 0 below -87: branchless, so that the compiler makes vectors of it. */
-static inline float exp_negative(float x)
-{
-    float clamped = x < -87.f ? -87.f : x;
-    float k = clamped * 1.44269504f + 12582912.f; /* 1.5 * 2^23: the sum's low bits are the rounded integer */
-    uint32_t bits, out;
-    memcpy(&bits, &k, sizeof bits);
-    k -= 12582912.f;
-    float r = clamped - k * .693359375f - k * -2.12194440e-4f; /* ln 2 in two parts (Cephes) */
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1;
-    memcpy(&out, &y, sizeof out);
-    out += bits << 23; /* times 2^k */
-    memcpy(&y, &out, sizeof y);
-    return x < -87.f ? 0 : y;
-}
-
-/* Largest usable logit of each block, -inf where none is; returns the largest of all. */
-static float find_maxima(const float *x, size_t n, float *block_max)
-{
-    float all = -INFINITY;
-    for (size_t at = 0, b = 0; at < n; at += BLOCK, b++) {
-        float lane[LANES];
-        for (int j = 0; j < LANES; j++)
-            lane[j] = -INFINITY;
-        size_t i = at, end = n - at < BLOCK ? n : at + BLOCK;
-        for (; i + LANES <= end; i += LANES)
-            for (int j = 0; j < LANES; j++) {
-                float v = usable(x[i + j]) ? x[i + j] : -INFINITY;
-                lane[j] = v > lane[j] ? v : lane[j];
-            }
-        for (; i < end; i++)
-            lane[0] = usable(x[i]) && x[i] > lane[0] ? x[i] : lane[0];
-        float max = lane[0];
-        for (int j = 1; j < LANES; j++)
-            max = lane[j] > max ? lane[j] : max;
-        block_max[b] = max;
-        all = max > all ? max : all;
-    }
-    return all;
-}
-
-/* log of the sum of e^x over the usable x, of which max is the largest. Float within a block, double across. */
-static double log_sum_exp(const float *x, size_t n, float max)
-{
-    double sum = 0;
-    for (size_t at = 0; at < n; at += BLOCK) {
-        float lane[LANES] = {0};
-        size_t i = at, end = n - at < BLOCK ? n : at + BLOCK;
-        for (; i + LANES <= end; i += LANES)
-            for (int j = 0; j < LANES; j++)
-                lane[j] += exp_negative(usable(x[i + j]) ? x[i + j] - max : -INFINITY);
-        for (; i < end; i++)
-            lane[0] += exp_negative(usable(x[i]) ? x[i] - max : -INFINITY);
-        for (int j = 1; j < LANES; j++)
-            lane[0] += lane[j];
-        sum += (double)lane[0];
-    }
-    return (double)max + log(sum);
-}
 
 /* The smallest id that has the largest logit. */
 static int32_t first_best(const eng_sampler *s, const float *x, float best)
@@ -390,17 +326,17 @@ static int32_t draw(eng_sampler *s, size_t n, float max)
 
 void eng_sampler_pick(eng_sampler *s, const float *logits, eng_token *ret)
 {
-    float max = find_maxima(logits, s->n, s->block_max);
+    float max = s->k->logits_max(logits, s->n, s->block_max);
     if (max == -INFINITY) { /* not one number among them */
         ret->id = 0;
         ret->logprob = -9999; /* JSON has no infinity; OpenAI's "very unlikely" */
         ret->n_top = 0;
         return;
     }
-    double lse = log_sum_exp(logits, s->n, max);
+    double lse = (double)max + log(s->k->logits_sum(logits, s->n, max));
     fill_top(s, logits, lse, ret);
     const float *x = penalized(s, logits);
-    float best = x == logits ? max : find_maxima(x, s->n, s->block_max);
+    float best = x == logits ? max : s->k->logits_max(x, s->n, s->block_max);
     if (s->p.temperature > 0) {
         size_t n = keep_top_p_min_p(s, keep_top_k(s, x), best);
         ret->id = draw(s, n, best);

@@ -2,12 +2,12 @@
 #ifndef RETRIEVALD_SAMPLER_H
 #define RETRIEVALD_SAMPLER_H
 
-#include "engine.h"
+#include "kernels.h"
 
 typedef struct eng_sampler eng_sampler;
 
-/* Allocates for n_vocab; nothing is allocated per token. */
-int eng_sampler_new(const eng_sampling *p, uint32_t n_vocab, eng_sampler **ret);
+/* Allocates for n_vocab; nothing is allocated per token. k: outlives it. */
+int eng_sampler_new(const eng_sampling *p, const eng_kernels *k, uint32_t n_vocab, eng_sampler **ret);
 void eng_sampler_free(eng_sampler *s);
 
 /* A token that is part of the text so far (prompt and generated), for the penalties. */

@@ -213,7 +213,7 @@ int eng_session_open(eng_engine *e, const eng_request *req, eng_session **ret, c
     if (!s->ids || !s->logits)
         goto no_memory;
     memcpy(s->ids, req->ids, req->n_ids * sizeof *s->ids);
-    if ((s->keep && find_prefix(s) < 0) || add_segments(s) < 0 || eng_sampler_new(&req->sampling, e->info.n_vocab, &s->sampler) < 0)
+    if ((s->keep && find_prefix(s) < 0) || add_segments(s) < 0 || eng_sampler_new(&req->sampling, e->kernels, e->info.n_vocab, &s->sampler) < 0)
         goto no_memory;
     for (uint32_t i = 0; i < s->n_prompt; i++)
         eng_sampler_accept(s->sampler, s->ids[i]);

@@ -380,6 +380,42 @@ START_TEST(rope)
 }
 END_TEST
 
+/* Of a vocabulary, with what is no number among it: against float64, and the scalar level's bits. */
+START_TEST(logits)
+{
+    static const float special[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 0, -0.0f};
+    static const size_t sizes[] = {1, 15, 16, 17, 63, 64, 65, 200, 5000};
+    t_rng rng = t_seed(13);
+    for (size_t t = 0; t < 3 * COUNT(sizes); t++) {
+        size_t n = sizes[t / 3], blocks = (n + ENG_LOGITS_BLOCK - 1) / ENG_LOGITS_BLOCK;
+        float *x = t_floats(n), *want = t_floats(blocks), *got = t_floats(blocks), best = -INFINITY;
+        for (size_t i = 0; i < n; i++) /* without, with some, and with nothing but them */
+            x[i] = t % 3 == 2 || (t % 3 && t_u64(&rng) % 3 == 0) ? special[t_u64(&rng) % (t % 3 == 2 ? 3 : COUNT(special))] : 10 * t_normal(&rng);
+        double sum = 0;
+        for (size_t b = 0; b < blocks; b++)
+            want[b] = -INFINITY;
+        for (size_t i = 0; i < n; i++)
+            if (isfinite(x[i])) {
+                want[i / ENG_LOGITS_BLOCK] = fmaxf(want[i / ENG_LOGITS_BLOCK], x[i]);
+                best = fmaxf(best, x[i]);
+            }
+        for (size_t i = 0; i < n; i++)
+            sum += isfinite(x[i]) ? exp((double)x[i] - (double)best) : 0;
+        float max = best > -INFINITY ? best : 0;
+        double scalar = t_level(ENG_CPU_SCALAR)->logits_sum(x, n, max);
+        ck_assert_double_le(fabs(scalar - sum), 1e-5 * sum + 1e-30);
+        FOR_LEVELS(k) {
+            ck_assert_float_eq(k->logits_max(x, n, got), best);
+            for (size_t b = 0; b < blocks; b++)
+                ck_assert_float_eq(got[b], want[b]);
+            double s = k->logits_sum(x, n, max);
+            ck_assert_mem_eq(&s, &scalar, sizeof s);
+        }
+        t_arena_reset();
+    }
+}
+END_TEST
+
 int main(void)
 {
     t_skip_lines();
@@ -396,6 +432,7 @@ int main(void)
     tcase_add_test(t, gelu);
     tcase_add_test(t, rms);
     tcase_add_test(t, rope);
+    tcase_add_test(t, logits);
     suite_add_tcase(s, t);
     return t_run(s);
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const eng_kernels *kernels; /* the machine's best */
+
 static eng_sampling plain(void)
 {
     return (eng_sampling){.temperature = 1, .top_p = 1, .repeat_penalty = 1, .repeat_last_n = 64, .seed = 1};
@@ -16,7 +18,7 @@ static eng_sampling plain(void)
 static eng_sampler *sampler(const eng_sampling *p, uint32_t n)
 {
     eng_sampler *s = NULL;
-    ck_assert_int_eq(eng_sampler_new(p, n, &s), 0);
+    ck_assert_int_eq(eng_sampler_new(p, kernels, n, &s), 0);
     return s;
 }
 
@@ -323,7 +325,7 @@ START_TEST(test_bad_vocabulary)
 {
     eng_sampling p = plain();
     eng_sampler *s = NULL;
-    ck_assert_int_lt(eng_sampler_new(&p, 0, &s), 0);
+    ck_assert_int_lt(eng_sampler_new(&p, kernels, 0, &s), 0);
     ck_assert_ptr_null(s);
     eng_sampler_free(NULL);
 }
@@ -450,6 +452,9 @@ END_TEST
 
 int main(void)
 {
+    char err[200];
+    if (eng_kernels_get(ENG_CPU_AUTO, &kernels, err, sizeof err) < 0)
+        return 1;
     Suite *s = suite_create("sampler");
     TCase *c = tcase_create("sampler");
     tcase_add_test(c, test_distributions);
