@@ -209,10 +209,10 @@ int gpu_reserve(gpu_context *g, uint32_t max_cols, size_t max_elements, uint32_t
 
 /* ---- order --------------------------------------------------------------------------------------------------------- */
 
-int gpu_event_new(gpu_context *g, gpu_event **ret)
+int gpu_event_new(gpu_context *g, bool timed, gpu_event **ret)
 {
     cudaEvent_t event;
-    if (GPU_TRY(g, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) < 0)
+    if (GPU_TRY(g, cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming)) < 0)
         return g->status;
     gpu_event *e = new (std::nothrow) gpu_event();
     if (!e) {
@@ -245,6 +245,14 @@ int gpu_wait(gpu_context *g, gpu_queue q, gpu_event *e)
 int gpu_finish(gpu_context *g, gpu_event *e)
 {
     return GPU_TRY(g, cudaEventSynchronize(e->event));
+}
+
+int gpu_elapsed(gpu_context *g, const gpu_event *from, const gpu_event *to, double *ret_ms)
+{
+    float ms;
+    if (GPU_TRY(g, cudaEventElapsedTime(&ms, from->event, to->event)) == 0)
+        *ret_ms = ms;
+    return g->status;
 }
 
 int gpu_drain(gpu_context *g)

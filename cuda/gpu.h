@@ -49,11 +49,12 @@ void gpu_unpin(gpu_context *g, void *pinned);
 
 typedef enum { GPU_COMPUTE, GPU_TO_DEVICE, GPU_TO_HOST, GPU_QUEUES } gpu_queue;
 
-int gpu_event_new(gpu_context *g, gpu_event **ret);
+int gpu_event_new(gpu_context *g, bool timed, gpu_event **ret); /* timed: for gpu_elapsed; costs a little more */
 void gpu_event_free(gpu_context *g, gpu_event *e);
 int gpu_record(gpu_context *g, gpu_event *e, gpu_queue q); /* happens when all that q has now is done */
 int gpu_wait(gpu_context *g, gpu_queue q, gpu_event *e);   /* what q gets from now on starts after what e was last recorded for */
 int gpu_finish(gpu_context *g, gpu_event *e);              /* the host waits for it; with this, errors of the work before come to light */
+int gpu_elapsed(gpu_context *g, const gpu_event *from, const gpu_event *to, double *ret_ms); /* between two timed ones that have happened */
 int gpu_drain(gpu_context *g);                             /* the host waits for everything: not in a step */
 
 /* Copies between device and pinned memory, either way, or inside the device. From other host memory: gpu_upload, which returns when src may go. */

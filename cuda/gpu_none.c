@@ -26,11 +26,12 @@ int gpu_alloc(gpu_context *g, size_t bytes, void **ret_device) { return -ENODEV;
 void gpu_free(gpu_context *g, void *device) {}
 int gpu_pin(gpu_context *g, size_t bytes, void **ret_pinned) { return -ENODEV; }
 void gpu_unpin(gpu_context *g, void *pinned) {}
-int gpu_event_new(gpu_context *g, gpu_event **ret) { return -ENODEV; }
+int gpu_event_new(gpu_context *g, bool timed, gpu_event **ret) { return -ENODEV; }
 void gpu_event_free(gpu_context *g, gpu_event *e) {}
 int gpu_record(gpu_context *g, gpu_event *e, gpu_queue q) { return -ENODEV; }
 int gpu_wait(gpu_context *g, gpu_queue q, gpu_event *e) { return -ENODEV; }
 int gpu_finish(gpu_context *g, gpu_event *e) { return -ENODEV; }
+int gpu_elapsed(gpu_context *g, const gpu_event *from, const gpu_event *to, double *ret_ms) { return -ENODEV; }
 int gpu_drain(gpu_context *g) { return -ENODEV; }
 int gpu_copy(gpu_context *g, gpu_queue q, void *dst, const void *src, size_t bytes) { return -ENODEV; }
 int gpu_upload(gpu_context *g, void *device, const void *src, size_t bytes) { return -ENODEV; }

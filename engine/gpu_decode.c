@@ -96,7 +96,9 @@ static int attend(eng_gpu *u, eng_attn *attn, uint32_t i, const float *q, uint32
     local = local < end ? local : end;
     eng_attn_window(attn, layer, &sink, &local);
     uint32_t n_runs = runs_of(sink, local, end, runs), n_parts = u->n_parts;
+    uint32_t mark = gpul_mark_begin(u, GPU_COMPUTE, "window", layer);
     gpu_attend(u->g, &u->parts, n_parts, q, 1 / sqrtf((float)s->head_dim), &u->layers[i].window, runs, n_runs);
+    gpul_mark_end(u, mark);
     if (eng_attn_has_rest(attn, layer, sink, local)) {
         int r = attend_rest(u, attn, i, sink, local, io_stored);
         if (r < 0)
@@ -126,21 +128,27 @@ static int layer_step(eng_gpu *u, eng_attn *attn, uint32_t i, uint32_t *io_store
     const gpul_layer *l = &u->layers[i];
     size_t n = u->n_q + 2 * (size_t)u->n_kv;
     float *q = u->qkv[0], *k = q + u->n_q, *v = k + u->n_kv;
+    uint32_t layer = u->first + i, mark = gpul_mark_begin(u, GPU_COMPUTE, "q k v", layer);
     gpu_rms_norm(u->g, u->h, u->x, l->attn_norm, 1, m->n_embd, m->rms_eps);
     gpu_wait(u->g, GPU_COMPUTE, u->copied[0]); /* the layer's before */
     gpu_matvec(u->g, (const gpu_weight *const[]){&l->wq, &l->wk, &l->wv}, (float *const[]){q, k, v}, 3, u->h, false);
-    gpul_turn(u, l, u->first + i, q, k, v, 1);
+    gpul_turn(u, l, layer, q, k, v, 1);
+    gpul_mark_end(u, mark);
     gpu_record(u->g, u->turned[0], GPU_COMPUTE);
     gpu_wait(u->g, GPU_TO_HOST, u->turned[0]);
+    mark = gpul_mark_begin(u, GPU_TO_HOST, "q k v", layer);
     gpu_copy(u->g, GPU_TO_HOST, u->host_layers + i * n, q, n * sizeof *q);
+    gpul_mark_end(u, mark);
     gpu_record(u->g, u->copied[0], GPU_TO_HOST);
     gpu_kv_store(u->g, &l->window, k, v, row_of(u->run->pos), 1);
     int r = attend(u, attn, i, q, io_stored);
+    mark = gpul_mark_begin(u, GPU_COMPUTE, "out, gate, up, down", layer);
     add_block(u, &l->wo, u->o, l->attn_post_norm);
     gpu_rms_norm(u->g, u->h, u->x, l->ffn_norm, 1, m->n_embd, m->rms_eps);
     gpu_matvec(u->g, (const gpu_weight *const[]){&l->gate, &l->up}, (float *const[]){u->gate, u->up}, 2, u->h, false);
     gpu_gate(u->g, u->gate, u->gate, u->up, m->n_ff, m->act == ENG_GELU_TANH);
     add_block(u, &l->down, u->gate, l->ffn_post_norm);
+    gpul_mark_end(u, mark);
     atomic_fetch_add_explicit(u->run->heartbeat, 1, memory_order_relaxed);
     return r;
 }
@@ -164,5 +172,6 @@ int eng_gpu_decode(eng_gpu *u, const eng_gpu_run *run, eng_attn *attn)
         gpu_drain(u->g);
     else
         u->window_end = run->pos + 1;
+    gpul_trace_end(u);
     return r;
 }

@@ -149,9 +149,9 @@ static void take_slot(taker *t, gpul_slot *s)
     take_kv(t, &s->kv, GPUL_BLOCK);
     s->pinned = pin(t, (size_t)2 * GPUL_BLOCK * u->n_kv * sizeof *s->pinned);
     if (u->g && t->r == 0)
-        t->r = gpu_event_new(u->g, &s->copied);
+        t->r = gpu_event_new(u->g, false, &s->copied);
     if (u->g && t->r == 0)
-        t->r = gpu_event_new(u->g, &s->used);
+        t->r = gpu_event_new(u->g, false, &s->used);
 }
 
 static uint32_t max2(uint32_t a, uint32_t b)
@@ -204,7 +204,7 @@ static void take_scratch(taker *t)
     u->host_o = pin(t, heads * s->head_dim * f);
     gpu_event **events[] = {&u->turned[0], &u->turned[1], &u->copied[0], &u->copied[1], &u->done};
     for (size_t i = 0; i < sizeof events / sizeof *events && u->g && t->r == 0; i++)
-        t->r = gpu_event_new(u->g, events[i]);
+        t->r = gpu_event_new(u->g, false, events[i]);
 }
 
 /* Everything, layer after layer; fills plan with what it takes. */
@@ -304,6 +304,8 @@ int eng_gpu_new(gpu_context *g, const eng_gpu_params *p, const eng_gpu_plan *pla
     int r = prepare(u, p, plan);
     if (r == 0)
         r = take_all(u, &took);
+    if (r == 0)
+        r = gpul_trace_open(u);
     if (r < 0) {
         eng_gpu_free(u);
         return r;
@@ -317,6 +319,7 @@ void eng_gpu_free(eng_gpu *u)
     if (!u)
         return;
     gpu_drain(u->g);
+    gpul_trace_close(u);
     gpu_event *events[] = {u->turned[0], u->turned[1], u->copied[0], u->copied[1], u->done};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         gpu_event_free(u->g, events[i]);
@@ -354,6 +357,7 @@ int gpul_begin(eng_gpu *u, const eng_gpu_run *run)
     const eng_model *m = u->p.model;
     size_t cs = (size_t)run->n * m->rope_dim * sizeof(float), x = (size_t)run->n * m->n_embd * sizeof(float);
     u->run = run;
+    gpul_trace_start(u);
     gpu_finish(u->g, u->done); /* what is pinned may be written again */
     memcpy(u->host_cs, run->cs, cs);
     gpu_copy(u->g, GPU_COMPUTE, u->cs, u->host_cs, cs);

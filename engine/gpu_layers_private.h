@@ -57,6 +57,8 @@ struct eng_gpu {
     gpu_event *turned[2], *copied[2], *done; /* q, k, v are there, are with the host; the end of a call */
     uint32_t window_end; /* the windows have the tokens before it; UINT32_MAX: of another session */
 
+    struct gpul_trace *trace; /* gpu_trace.c; NULL: not traced */
+
     void **owned, **pinned;
     uint32_t n_owned, n_pinned, cap_owned, cap_pinned;
 
@@ -79,5 +81,14 @@ void gpul_turn(eng_gpu *u, const gpul_layer *l, uint32_t layer, float *q, float 
 void gpul_stage(eng_gpu *u, gpul_slot *slot, uint32_t layer, uint32_t lo, uint32_t hi);
 /* Its rows [from, from + n) to rows [to, to + n) of kv. */
 void gpul_send(eng_gpu *u, const gpul_slot *slot, const gpu_kv *kv, uint32_t from, uint32_t to, uint32_t n);
+
+/* gpu_trace.c. What a queue gets between a mark's begin and its end is shown as one event, on the queue's track. A call that is traced waits for the GPU at both
+ * ends. mark 0: none. */
+int gpul_trace_open(eng_gpu *u);
+void gpul_trace_close(eng_gpu *u);
+void gpul_trace_start(eng_gpu *u);
+void gpul_trace_end(eng_gpu *u);
+uint32_t gpul_mark_begin(eng_gpu *u, gpu_queue q, const char *name, uint32_t layer);
+void gpul_mark_end(eng_gpu *u, uint32_t mark);
 
 #endif

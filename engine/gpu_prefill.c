@@ -29,10 +29,14 @@ static void attend_before(eng_gpu *u, uint32_t layer, const gpu_queries *q, uint
         u->slot = (u->slot + 1) % GPUL_SLOTS;
         gpul_stage(u, slot, layer, lo, lo + n);
         gpu_wait(u->g, GPU_TO_DEVICE, slot->used);
+        uint32_t mark = gpul_mark_begin(u, GPU_TO_DEVICE, "keys and values", layer);
         gpul_send(u, slot, &slot->kv, 0, 0, n);
+        gpul_mark_end(u, mark);
         gpu_record(u->g, slot->copied, GPU_TO_DEVICE);
         gpu_wait(u->g, GPU_COMPUTE, slot->copied);
+        mark = gpul_mark_begin(u, GPU_COMPUTE, "attention", layer);
         gpu_attend_block(u->g, &u->state, q, &slot->kv, lo, n);
+        gpul_mark_end(u, mark);
         gpu_record(u->g, slot->used, GPU_COMPUTE);
     }
 }
@@ -50,7 +54,9 @@ static void attend(eng_gpu *u, uint32_t layer, const float *q, const float *k, c
     gpu_kv_store(u->g, &u->chunk, k, v, head, run->n);
     gpu_attend_begin(u->g, &u->state, &u->chunk, run->n);
     attend_before(u, layer, &queries, base);
+    uint32_t mark = gpul_mark_begin(u, GPU_COMPUTE, "attention", layer);
     gpu_attend_block(u->g, &u->state, &queries, &u->chunk, base, head + run->n);
+    gpul_mark_end(u, mark);
     gpu_record(u->g, u->done, GPU_COMPUTE);
     gpu_attend_end(u->g, u->o, &u->state, &u->chunk, run->n);
 }
@@ -75,22 +81,28 @@ static void queue_layer(eng_gpu *u, uint32_t i)
     const gpul_layer *l = &u->layers[i];
     uint32_t n = u->run->n, turn = i % 2, layer = u->first + i;
     float *q = u->qkv[turn], *k = q + (size_t)n * u->n_q, *v = k + (size_t)n * u->n_kv;
+    uint32_t mark = gpul_mark_begin(u, GPU_COMPUTE, "q k v", layer);
     gpu_rms_norm(u->g, u->h, u->x, l->attn_norm, n, m->n_embd, m->rms_eps);
     gpu_matmul(u->g, &l->wq, q, u->h, n, false);
     gpu_matmul(u->g, &l->wk, k, u->h, n, false);
     gpu_matmul(u->g, &l->wv, v, u->h, n, false);
     gpul_turn(u, l, layer, q, k, v, n);
+    gpul_mark_end(u, mark);
     gpu_record(u->g, u->turned[turn], GPU_COMPUTE);
     gpu_wait(u->g, GPU_TO_HOST, u->turned[turn]);
+    mark = gpul_mark_begin(u, GPU_TO_HOST, "q k v", layer);
     gpu_copy(u->g, GPU_TO_HOST, u->host_qkv[turn], q, (size_t)n * (u->n_q + 2 * u->n_kv) * sizeof *q);
+    gpul_mark_end(u, mark);
     gpu_record(u->g, u->copied[turn], GPU_TO_HOST);
     attend(u, layer, q, k, v);
+    mark = gpul_mark_begin(u, GPU_COMPUTE, "out, gate, up, down", layer);
     add_block(u, &l->wo, u->o, l->attn_post_norm);
     gpu_rms_norm(u->g, u->h, u->x, l->ffn_norm, n, m->n_embd, m->rms_eps);
     gpu_matmul(u->g, &l->gate, u->gate, u->h, n, false);
     gpu_matmul(u->g, &l->up, u->up, u->h, n, false);
     gpu_gate(u->g, u->gate, u->gate, u->up, (size_t)n * m->n_ff, m->act == ENG_GELU_TANH);
     add_block(u, &l->down, u->gate, l->ffn_post_norm);
+    gpul_mark_end(u, mark);
 }
 
 /* Keys and values of a layer that the GPU has left behind: to the segments. */
@@ -124,5 +136,6 @@ int eng_gpu_prefill(eng_gpu *u, const eng_gpu_run *run)
         r = gpul_end(u, false);
     if (r < 0)
         gpu_drain(u->g); /* what is still on its way would meet the next call's */
+    gpul_trace_end(u);
     return r;
 }

@@ -28,9 +28,18 @@ struct CUstream_st {
 };
 struct CUevent_st {
     uint64_t stream, until; /* 0, 0: never recorded */
+    bool timed;
+    double at;              /* ms, when it happened; 0: not yet */
 };
 
 emu_options emu_now;
+
+static double now_ms()
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
 
 static struct emulation {
     std::recursive_mutex lock;
@@ -318,10 +327,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
     return after();
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned)
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
 {
     ENTER;
     *ret = new CUevent_st();
+    (*ret)->timed = !(flags & cudaEventDisableTiming);
     emu.events.insert(*ret);
     return cudaSuccess;
 }
@@ -341,8 +351,23 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     ENTER;
     if (!is_stream(s) || !is_event(e))
         return fail(cudaErrorInvalidResourceHandle);
+    if (e->timed) {
+        e->at = 0;
+        enqueue(s, {[e] { emu.events.count(e) ? void(e->at = now_ms()) : void(); }, 0, 0});
+    }
     e->stream = s->number;
     e->until = s->end();
+    return after();
+}
+
+cudaError_t cudaEventElapsedTime(float *ret, cudaEvent_t from, cudaEvent_t to)
+{
+    ENTER;
+    if (!is_event(from) || !is_event(to) || !from->timed || !to->timed || !from->stream || !to->stream)
+        return fail(cudaErrorInvalidResourceHandle);
+    if (from->at == 0 || to->at == 0)
+        return emu.lost ? fail(cudaErrorLaunchFailure) : cudaErrorNotReady;
+    *ret = (float)(to->at - from->at);
     return cudaSuccess;
 }
 

@@ -107,7 +107,7 @@ START_TEST(events_order_queues)
         void *a, *b, *in, *out;
         gpu_event *arrived, *moved, *left;
         ck_assert_int_eq(gpu_alloc(g, N, &a) | gpu_alloc(g, N, &b) | gpu_pin(g, N, &in) | gpu_pin(g, N, &out), 0);
-        ck_assert_int_eq(gpu_event_new(g, &arrived) | gpu_event_new(g, &moved) | gpu_event_new(g, &left), 0);
+        ck_assert_int_eq(gpu_event_new(g, false, &arrived) | gpu_event_new(g, false, &moved) | gpu_event_new(g, false, &left), 0);
         memset(in, 7, N);
         memset(out, 1, N);
         gpu_copy(g, GPU_TO_DEVICE, a, in, N);
@@ -183,7 +183,7 @@ START_TEST(a_lost_device_is_told_and_sticks)
         if (r == 0)
             r = gpu_pin(g, 100, &pinned);
         if (r == 0)
-            r = gpu_event_new(g, &e);
+            r = gpu_event_new(g, false, &e);
         for (int i = 0; i < 5 && r == 0; i++) {
             memset(pinned, i, 100);
             gpu_copy(g, GPU_COMPUTE, a, pinned, 100);

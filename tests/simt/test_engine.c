@@ -4,11 +4,13 @@
  */
 #include "emu.h"
 #include "sessions.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { ALL = INT32_MAX };
 
@@ -359,6 +361,80 @@ START_TEST(small_devices)
 }
 END_TEST
 
+/* What the queues do is on tracks of their own, inside the chunk or step of the engine's thread that asked for it, and each queue does one thing at a time. */
+START_TEST(traced)
+{
+    enum { N = 300, STEPS = 3, TRACKS = 3 };
+    static const char *const tracks[TRACKS] = {"gpu compute", "gpu to device", "gpu to host"};
+    char file[] = "/tmp/retrievald-trace-XXXXXX", err[256];
+    int fd = mkstemp(file);
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+    t_rng r = t_seed(4);
+    int32_t ids[N], next[STEPS];
+    float got[STEPS * VOCAB];
+    eng_timings t;
+    eng_trace *trace;
+    device(EMU_LATE, false);
+    ck_assert_msg(eng_trace_open(file, &trace, err, sizeof err) == 0, "%s", err);
+    ck_assert_int_eq(eng_trace_attach(trace, "engine"), 0);
+    eng_engine *e = open_long(ALL, ENG_KV_F16, false);
+    uint32_t n_layer = eng_info_get(e)->n_layer;
+    random_ids(e, &r, ids, N);
+    random_ids(e, &r, next, STEPS);
+    forced(e, request(ids, N, ENG_ATTN_FULL), next, STEPS, 1, got, &t);
+    eng_close(e);
+    eng_trace_leave();
+    ck_assert_int_eq(eng_trace_write(trace, NULL, NULL, err, sizeof err), 0);
+    eng_trace_free(trace);
+    char *text = t_read(file, NULL);
+    unlink(file);
+    cJSON *root = cJSON_Parse(text), *events = cJSON_IsArray(root) ? root : cJSON_GetObjectItem(root, "traceEvents"), *it, *other;
+    ck_assert(cJSON_IsArray(events));
+    int tid[TRACKS], steps = 0, windows = 0, counted[TRACKS] = {0};
+    double last[TRACKS] = {0};
+    for (int i = 0; i < TRACKS; i++) {
+        tid[i] = -1;
+        cJSON_ArrayForEach(it, events) {
+            const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(cJSON_GetObjectItem(it, "args"), "name"));
+            if (name && !strcmp(name, tracks[i]))
+                tid[i] = cJSON_GetObjectItem(it, "tid")->valueint;
+        }
+        ck_assert_int_ge(tid[i], 0);
+    }
+    cJSON_ArrayForEach(it, events) {
+        if (strcmp(cJSON_GetObjectItem(it, "ph")->valuestring, "X"))
+            continue;
+        const char *name = cJSON_GetObjectItem(it, "name")->valuestring;
+        double ts = cJSON_GetObjectItem(it, "ts")->valuedouble, end = ts + cJSON_GetObjectItem(it, "dur")->valuedouble;
+        steps += !strcmp(name, "decode step");
+        windows += !strcmp(name, "window");
+        for (int i = 0; i < TRACKS; i++) {
+            if (cJSON_GetObjectItem(it, "tid")->valueint != tid[i])
+                continue;
+            counted[i]++;
+            bool inside = false;
+            ck_assert_double_ge(ts, last[i] - 1);
+            last[i] = end;
+            cJSON_ArrayForEach(other, events) {
+                const char *outer = cJSON_GetObjectItem(other, "name")->valuestring;
+                if (strcmp(outer, "decode step") && strcmp(outer, "prefill chunk"))
+                    continue;
+                double from = cJSON_GetObjectItem(other, "ts")->valuedouble;
+                inside |= ts >= from - 1 && end <= from + cJSON_GetObjectItem(other, "dur")->valuedouble + 1; /* us */
+            }
+            ck_assert_msg(inside, "%s at %f: in no chunk or step", name, ts);
+        }
+    }
+    ck_assert_int_eq(steps, STEPS);
+    ck_assert_int_eq(windows, STEPS * (int)n_layer);
+    for (int i = 0; i < TRACKS; i++)
+        ck_assert_int_gt(counted[i], 0);
+    cJSON_Delete(root);
+    free(text);
+}
+END_TEST
+
 static void add(Suite *s, const char *name, const TTest *test, int n)
 {
     TCase *c = tcase_create(name); /* each its own: CK_RUN_CASE runs one */
@@ -374,6 +450,7 @@ int main(void)
     add(s, "long_contexts", long_contexts, 4);
     add(s, "window_wraps", window_wraps, 1);
     add(s, "device_lost", device_lost, 1);
+    add(s, "traced", traced, 1);
     add(s, "small_devices", small_devices, 1);
     return t_run(s);
 }
