@@ -57,7 +57,12 @@ void srv_info_props(const srv_app *app, srv_buf *out)
     srv_buf_cstring(out, app->eos_text);
     srv_buf_puts(out, ",\"build_info\":\"retrievald " RETRIEVALD_VERSION "\",\"cpu\":");
     srv_buf_cstring(out, i->cpu);
-    srv_buf_printf(out, ",\"n_threads\":%u", i->n_threads);
+    srv_buf_printf(out, ",\"n_threads\":%u,\"gpu\":", i->n_threads);
+    if (i->gpu)
+        srv_buf_cstring(out, i->gpu);
+    else
+        srv_buf_puts(out, "null");
+    srv_buf_printf(out, ",\"n_gpu_layers\":%u", i->n_gpu_layers);
     /* A session that is still being stored has an index to come. */
     srv_buf_printf(out, ",\"index_pending\":%u", s.index_pending + (atomic_load(&app->sealing) ? 1 : 0));
     srv_buf_printf(out, ",\"attention\":{\"mode\":\"%s\",\"top_k\":%u,\"beta\":%.7g,\"k_max\":%u,\"n_sink\":%u,\"n_local\":%u,\"estimate\":%s}",

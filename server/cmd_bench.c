@@ -101,7 +101,11 @@ static int print_line(bench *b, const srv_policy *p, uint32_t length, const resu
     srv_buf j = {0};
     srv_buf_printf(&j, "{\"test\":\"%s\",\"model\":", mode ? "decode" : "prefill");
     srv_buf_cstring(&j, b->s->model);
-    srv_buf_printf(&j, ",\"type\":\"%s\",\"cpu\":\"%s\",\"threads\":%u", info->type, info->cpu, info->n_threads);
+    srv_buf_printf(&j, ",\"type\":\"%s\",\"cpu\":\"%s\",\"threads\":%u,\"n_gpu_layers\":%u", info->type, info->cpu, info->n_threads, info->n_gpu_layers);
+    if (info->gpu) {
+        srv_buf_puts(&j, ",\"gpu\":");
+        srv_buf_cstring(&j, info->gpu);
+    }
     if (mode)
         srv_buf_printf(&j, ",\"attention\":\"%s\",\"budget\":\"%s\",\"depth\":%u,\"n\":%d", mode, p->budget, length, b->s->n_predict);
     else
@@ -125,6 +129,8 @@ static void print_row(bench *b, const srv_policy *p, uint32_t length, const resu
     if (!b->headed) {
         printf("%s, %s, %s, %u threads, which read %.1f GB/s from memory; medians of %u runs\n", b->s->model, info->type, info->cpu,
                info->n_threads, b->peak * 1e-9, b->s->repeat);
+        if (info->gpu)
+            printf("%u of %u layers on %s, whose memory GB/s and peak leave out\n", info->n_gpu_layers, info->n_layer, info->gpu);
         printf("%-9s %s%8s %9s %9s %9s %9s %7s %8s%s\n", p ? "attention" : "test", p ? "budget  " : "", p ? "depth" : "tokens", "tokens/s", "min",
                "max", "MB/token", "GB/s", "of peak", p ? "   keys read of held    by index" : "   index: share of CPU time");
         b->headed = true;

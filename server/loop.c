@@ -199,8 +199,8 @@ static void announce(srv_server *s)
         return;
     }
     const eng_info *i = s->app.info;
-    srv_log(LOG_INFO, "ready: %s (%s, %s), context %u tokens, %u threads, %s", s->app.model_name, i->architecture, i->type, i->n_ctx,
-            i->n_threads, i->cpu);
+    srv_log(LOG_INFO, "ready: %s (%s, %s), context %u tokens, %u threads, %s%s%s", s->app.model_name, i->architecture, i->type, i->n_ctx,
+            i->n_threads, i->cpu, i->gpu ? ", " : "", i->gpu ? i->gpu : "");
     sd_notifyf(0, "READY=1\nSTATUS=Serving %s on %s", s->app.model_name, s->address);
 }
 
