@@ -1,4 +1,4 @@
-/* Products of matrices in cuBLAS's place: float32 sums over k in rising order. */
+/* Products of matrices in cuBLAS's place, in float32. */
 #include "cublas_v2.h"
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -57,9 +57,26 @@ static void tile_any(float (*sum)[ROWS], const float *a, const float *const *b, 
     tile(sum, a, b, k);
 }
 
+/* cuBLAS chooses by the shape how it cuts a sum, and here, too, another shape may give other bits: `cuts` parts of k one after the other. */
+static void sum_tile(float (*sum)[ROWS], const float *a, const float *const *b, int k, int cuts)
+{
+    for (int i = 0; i < cuts; i++) {
+        float part[COLUMNS][ROWS];
+        const float *of[COLUMNS];
+        int from = (int)((long long)k * i / cuts), to = (int)((long long)k * (i + 1) / cuts);
+        for (int j = 0; j < COLUMNS; j++)
+            of[j] = b[j] + from;
+        tile_any(part, a + (size_t)from * ROWS, of, to - from);
+        for (int j = 0; j < COLUMNS; j++)
+            for (int r = 0; r < ROWS; r++)
+                sum[j][r] += part[j][r];
+    }
+}
+
 static void multiply_one(const product &p, const void *a, const void *b, float *c)
 {
     std::vector<float> columns((size_t)p.n * p.k), rows((size_t)p.k * ROWS);
+    const int cuts = 1 + (p.m + p.n) % 3;
     int n_used = 0; /* behind these there are zeros alone, which are not multiplied: products of few tokens are filled up with many */
     for (int j = 0; j < p.n; j++)
         for (int l = 0; l < p.k; l++) {
@@ -79,7 +96,7 @@ static void multiply_one(const product &p, const void *a, const void *b, float *
             for (int j = 0; j < COLUMNS; j++)
                 of[j] = &columns[(size_t)(j0 + std::min(j, n_columns - 1)) * p.k];
             if (j0 < n_used)
-                tile_any(sum, rows.data(), of, p.k);
+                sum_tile(sum, rows.data(), of, p.k, cuts);
             for (int j = 0; j < n_columns; j++)
                 for (int i = 0; i < n_rows; i++) {
                     float &to = c[(size_t)(j0 + j) * p.ldc + i0 + i];
