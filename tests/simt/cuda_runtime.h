@@ -92,15 +92,16 @@ template <class T> static inline T __shfl_xor_sync(unsigned mask, T v, int with,
     return simt_shuffle_as(mask, v, from > (lane | ((unsigned)width - 1)) ? lane : from, line);
 }
 
-/* Threads of the emulation do not run at the same time. */
+/* Threads of the emulation do not run at the same time; what check.cc looks at is to leave these alone. */
+#define SIMT_ATOMIC __attribute__((no_sanitize("thread"))) static inline
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
-template <class T, class U> static inline T atomicAdd(T *p, U v) { T old = *p; *p = (T)(old + (T)v); return old; }
-template <class T, class U> static inline T atomicMax(T *p, U v) { T old = *p; *p = old > (T)v ? old : (T)v; return old; }
-template <class T, class U> static inline T atomicMin(T *p, U v) { T old = *p; *p = old < (T)v ? old : (T)v; return old; }
-template <class T, class U> static inline T atomicOr(T *p, U v) { T old = *p; *p = old | (T)v; return old; }
-template <class T, class U> static inline T atomicExch(T *p, U v) { T old = *p; *p = (T)v; return old; }
-template <class T, class U, class V> static inline T atomicCAS(T *p, U expected, V v) { T old = *p; if (old == (T)expected) *p = (T)v; return old; }
+template <class T, class U> SIMT_ATOMIC T atomicAdd(T *p, U v) { T old = *p; *p = (T)(old + (T)v); return old; }
+template <class T, class U> SIMT_ATOMIC T atomicMax(T *p, U v) { T old = *p; *p = old > (T)v ? old : (T)v; return old; }
+template <class T, class U> SIMT_ATOMIC T atomicMin(T *p, U v) { T old = *p; *p = old < (T)v ? old : (T)v; return old; }
+template <class T, class U> SIMT_ATOMIC T atomicOr(T *p, U v) { T old = *p; *p = old | (T)v; return old; }
+template <class T, class U> SIMT_ATOMIC T atomicExch(T *p, U v) { T old = *p; *p = (T)v; return old; }
+template <class T, class U, class V> SIMT_ATOMIC T atomicCAS(T *p, U expected, V v) { T old = *p; if (old == (T)expected) *p = (T)v; return old; }
 
 /* ---- arithmetic --------------------------------------------------------------------------------------------------------- */
 
@@ -272,8 +273,8 @@ template <class F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, cud
 
 /* ---- launches ------------------------------------------------------------------------------------------------------------- */
 
-/* Queues a launch. address: the kernel's. Wrong sizes are a fault, and an error as CUDA gives it. */
-cudaError_t simt_queue(const void *address, const simt_grid &grid, cudaStream_t stream, std::function<void()> thread);
+/* Queues a launch. Wrong sizes are a fault, and an error as CUDA gives it. */
+cudaError_t simt_queue(const simt_grid &grid, cudaStream_t stream);
 /* A pointer that a kernel gets is to be device or pinned memory, or null. */
 void simt_check_argument(const char *kernel, int number, const void *p);
 
@@ -284,6 +285,11 @@ template <class T> static inline void simt_check_argument(const char *kernel, in
 }
 template <class T> struct simt_same { typedef T type; };
 
+template <class... P> static void simt_call(const void *kernel, const void *args)
+{
+    std::apply((void (*)(P...))kernel, *(const std::tuple<P...> *)args);
+}
+
 /* kernel<<<grid, block, shared_bytes, stream>>>(args): the arguments are converted and copied now. */
 template <class... P>
 static inline cudaError_t simt_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
@@ -291,8 +297,8 @@ static inline cudaError_t simt_launch(const char *name, void (*kernel)(P...), di
 {
     int number = 0;
     (simt_check_argument(name, ++number, args), ...);
-    return simt_queue((const void *)kernel, {name, grid, block, shared_bytes}, stream,
-                      [kernel, copies = std::tuple<P...>(args...)] { std::apply(kernel, copies); });
+    auto copies = std::make_shared<std::tuple<P...>>(args...);
+    return simt_queue({name, grid, block, shared_bytes, (const void *)kernel, copies, sizeof *copies, simt_call<P...>}, stream);
 }
 
 #endif

@@ -294,6 +294,34 @@ unsigned char *simt_shared_new(size_t bytes)
     return (unsigned char *)p;
 }
 
+bool simt_memory_place(const void *p, simt_place *ret)
+{
+    for (simt_kind kind : {SIMT_DEVICE, SIMT_PINNED}) {
+        const range &r = ranges[kind];
+        if (!inside(r, p))
+            continue;
+        auto next = r.live.upper_bound((uintptr_t)p);
+        if (next == r.live.begin())
+            return false;
+        *ret = {std::prev(next)->first, std::prev(next)->first + std::prev(next)->second.bytes, -1};
+        return (uintptr_t)p < ret->end;
+    }
+    const char *at = (const char *)p;
+    if (at >= (char *)simt_dynamic && at < shared_end) {
+        *ret = {(uintptr_t)simt_dynamic, (uintptr_t)shared_end, at - (shared_base + PAGE)};
+        return true;
+    }
+    long before = SHARED_MOST;
+    for (const piece &x : pieces) {
+        if (at >= x.p && at < x.p + x.bytes) {
+            *ret = {(uintptr_t)x.p, (uintptr_t)x.p + x.bytes, before + (at - x.p)};
+            return true;
+        }
+        before += (long)x.bytes;
+    }
+    return false;
+}
+
 bool simt_shared_check()
 {
 #ifndef __SANITIZE_ADDRESS__

@@ -80,7 +80,7 @@ template <class D, class A, class B, class C> struct simt_product {
     const B *b;
     const C *c;
 
-    static void work(void *const *of_lanes)
+    __attribute__((no_sanitize("thread"))) static void work(void *const *of_lanes) /* which are on other threads' stacks */
     {
         float a[16][16], b[16][16], d[16][16];
         for (int i = 0; i < 256; i++) {

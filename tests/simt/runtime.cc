@@ -663,7 +663,7 @@ void simt_check_argument(const char *kernel, int number, const void *p)
         simt_fault("kernel %s: argument %d points to %p, which is pageable memory of the host", kernel, number, p);
 }
 
-cudaError_t simt_queue(const void *address, const simt_grid &g, cudaStream_t s, std::function<void()> thread)
+cudaError_t simt_queue(const simt_grid &g, cudaStream_t s)
 {
     ENTER;
     if (!is_stream(s))
@@ -673,7 +673,7 @@ cudaError_t simt_queue(const void *address, const simt_grid &g, cudaStream_t s, 
         simt_fault("kernel %s: a grid of (%u,%u,%u) blocks of (%u,%u,%u) threads", g.name, g.grid.x, g.grid.y, g.grid.z, g.block.x, g.block.y, g.block.z);
         return fail(cudaErrorInvalidConfiguration);
     }
-    auto most = emu.shared_most.find(address);
+    auto most = emu.shared_most.find(g.kernel);
     size_t shared_most = most == emu.shared_most.end() ? (size_t)48 << 10 : (size_t)most->second;
     if (g.shared_bytes > shared_most) {
         simt_fault("kernel %s: %zu bytes of shared memory, and %zu is the most for it", g.name, g.shared_bytes, shared_most);
@@ -681,7 +681,7 @@ cudaError_t simt_queue(const void *address, const simt_grid &g, cudaStream_t s, 
     }
     emu.counts.kernels++;
     emu.kernels[g.name]++;
-    enqueue(s, {[g, thread = std::move(thread)] { simt_run(g, thread); }, 0, 0});
+    enqueue(s, {[g] { simt_run(g); }, 0, 0});
     return after();
 }
 

@@ -176,6 +176,7 @@ static const char *const op_names[] = {"__syncwarp", "a shuffle", "a vote", "a m
 struct simt_warp {
     uint32_t number, present, ended;
     uint32_t runnable;             /* has not begun, or may go on */
+    uint32_t syncs;                /* __syncwarp */
     uint32_t arrived;              /* waits in an operation of the warp */
     uint32_t mask[SIMT_WARP];      /* that a lane which arrived came with, and where it stands: line * 4 + op */
     uint32_t where[SIMT_WARP];
@@ -188,8 +189,8 @@ uint3 simt_block;
 dim3 simt_grid_dim, simt_block_dim;
 unsigned char *simt_dynamic;
 
-static const simt_grid *running;
-static const std::function<void()> *thread_code;
+const simt_grid *simt_running;
+uint32_t simt_barriers;
 static simt_thread threads[SIMT_MAX_THREADS];
 static simt_warp warps[SIMT_MAX_THREADS / SIMT_WARP];
 static uint32_t ready;     /* warps with runnable lanes */
@@ -270,7 +271,7 @@ static void begin()
     simt_fibre *mine = simt_self->fibre;
     arrived(mine);
     for (;;) {
-        (*thread_code)();
+        simt_running->call(simt_running->kernel, simt_running->args.get());
         simt_thread *self = simt_self;
         self->fibre = nullptr;
         self->warp->ended |= 1u << self->lane;
@@ -293,11 +294,13 @@ static void prepare(unsigned n)
     n_threads = n;
     n_ended = 0;
     ready = 0;
+    simt_barriers++;
     memset(&barrier, 0, sizeof barrier);
     for (unsigned i = 0; i < n; i++) {
         simt_thread *t = &threads[i];
         t->fibre = nullptr;
         t->lane = i % SIMT_WARP;
+        t->number = i;
         t->warp = &warps[i / SIMT_WARP];
         t->index = {i % simt_block_dim.x, i / simt_block_dim.x % simt_block_dim.y, i / (simt_block_dim.x * simt_block_dim.y)};
     }
@@ -320,11 +323,10 @@ static uint64_t gcd(uint64_t a, uint64_t b)
     return b ? gcd(b, a % b) : a;
 }
 
-bool simt_run(const simt_grid &grid, const std::function<void()> &thread)
+bool simt_run(const simt_grid &grid)
 {
-    running = &grid;
+    simt_running = &grid;
     runner = pthread_self();
-    thread_code = &thread;
     simt_grid_dim = grid.grid;
     simt_block_dim = grid.block;
     failed = false;
@@ -349,7 +351,7 @@ bool simt_run(const simt_grid &grid, const std::function<void()> &thread)
         rewind_all();
     else
         simt_memory_check();
-    running = nullptr;
+    simt_running = nullptr;
     return !failed;
 }
 
@@ -370,6 +372,7 @@ unsigned simt_barrier(bool predicate, int line)
     }
     barrier.result = barrier.count;
     barrier.waiting = barrier.count = 0;
+    simt_barriers++;
     for (unsigned i = 0; i * SIMT_WARP < n_threads; i++)
         wake(&warps[i], warps[i].present & ~(&warps[i] == simt_self->warp ? 1u << simt_self->lane : 0));
     return barrier.result;
@@ -456,10 +459,17 @@ unsigned simt_ballot(unsigned mask, bool predicate, int line)
 void simt_warp_sync(unsigned mask, int line)
 {
     simt_warp *w = simt_self->warp;
-    if (arrive(w, mask, (uint32_t)line * 4 + OP_SYNC))
+    if (arrive(w, mask, (uint32_t)line * 4 + OP_SYNC)) {
         complete(w, mask, (uint32_t)line * 4 + OP_SYNC);
-    else
+        w->syncs++;
+    } else {
         wait();
+    }
+}
+
+uint32_t simt_warp_syncs()
+{
+    return simt_self->warp->syncs;
 }
 
 void simt_warp_work(void *mine, void (*work)(void *const *of_lanes), int line)
@@ -483,9 +493,9 @@ void simt_fault(const char *fmt, ...)
 {
     char text[640];
     size_t n = 0;
-    if (running)
-        n = (size_t)snprintf(text, sizeof text, "kernel %.120s, block (%u,%u,%u)", running->name, simt_block.x, simt_block.y, simt_block.z);
-    if (running && simt_self)
+    if (simt_running)
+        n = (size_t)snprintf(text, sizeof text, "kernel %.120s, block (%u,%u,%u)", simt_running->name, simt_block.x, simt_block.y, simt_block.z);
+    if (simt_running && simt_self)
         n += (size_t)snprintf(text + n, sizeof text - n, ", thread (%u,%u,%u)", simt_self->index.x, simt_self->index.y, simt_self->index.z);
     if (n)
         n += (size_t)snprintf(text + n, sizeof text - n, ": ");

@@ -8,6 +8,7 @@
 #define RETRIEVALD_SIMT_H
 
 #include <functional>
+#include <memory>
 #include <stddef.h>
 #include <stdint.h>
 #include <tuple>
@@ -24,7 +25,7 @@ struct simt_fibre;
 struct simt_warp;
 struct simt_thread {
     uint3 index;
-    unsigned lane;
+    unsigned lane, number;
     simt_warp *warp;
     simt_fibre *fibre; /* nullptr: has not begun, or has ended */
 };
@@ -32,6 +33,10 @@ extern simt_thread *simt_self; /* nullptr outside of kernels */
 extern uint3 simt_block;
 extern dim3 simt_grid_dim, simt_block_dim;
 extern unsigned char *simt_dynamic; /* the launch's shared memory */
+
+/* What has put accesses in order so far: barriers of blocks, and beginnings of blocks; __syncwarp of this thread's warp. */
+extern uint32_t simt_barriers;
+uint32_t simt_warp_syncs(void);
 
 /* ---- in a kernel. line: where the call stands; threads that wait for one another must stand at the same. -------------- */
 
@@ -52,9 +57,14 @@ struct simt_grid {
     const char *name;
     dim3 grid, block;
     size_t shared_bytes;
+    const void *kernel;
+    std::shared_ptr<const void> args; /* a tuple */
+    size_t args_bytes;
+    void (*call)(const void *kernel, const void *args); /* a thread */
 };
+extern const simt_grid *simt_running;
 /* Runs all threads of all blocks. false: a fault, which emu.h's emu_fault describes. */
-bool simt_run(const simt_grid &grid, const std::function<void()> &thread);
+bool simt_run(const simt_grid &grid);
 
 bool simt_runs_here(void); /* whether this host thread is in a kernel */
 
@@ -75,6 +85,12 @@ void simt_memory_check(void);       /* a fault when something was written beside
 void simt_memory_reset(void);       /* frees all */
 unsigned char *simt_shared_new(size_t bytes); /* dynamic shared memory between two pages that fault: filled with garbage, as the static one is */
 bool simt_shared_check(void); /* after a block: false after a fault, when it wrote behind its shared memory */
+/* The allocation, or the piece of shared memory, that an address is in. byte: of all shared memory's, that of p; -1: global memory. */
+struct simt_place {
+    uintptr_t begin, end;
+    long byte;
+};
+bool simt_memory_place(const void *p, simt_place *ret);
 /* Tells of an address that faulted; nullptr: not ours. */
 const char *simt_memory_tell(const void *address);
 
