@@ -104,6 +104,8 @@ int gpu_scale(gpu_context *g, float *x, size_t n, float f);
 int gpu_gate(gpu_context *g, float *out, const float *gate, const float *up, size_t n, bool gelu); /* silu_mul, gelu_mul */
 /* Rotates the first `rot` dims of each head of x [n][n_head][d]; cs [n][rot]: cosines [rot / 2], then sines. Twin: rope */
 int gpu_rope(gpu_context *g, float *x, const float *cs, uint32_t n, uint32_t n_head, uint32_t d, uint32_t rot, bool halves);
+/* Each of n rows becomes what a q8_0 cache gives back of it. Twin: kv_store, then kv_load */
+int gpu_round_q8(gpu_context *g, float *x, uint32_t n, uint32_t cols);
 
 /* ---- attention ------------------------------------------------------------------------------------------------------ */
 

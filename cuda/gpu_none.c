@@ -48,6 +48,7 @@ int gpu_add_row(gpu_context *g, float *x, const float *row, uint32_t n, uint32_t
 int gpu_scale(gpu_context *g, float *x, size_t n, float f) { return -ENODEV; }
 int gpu_gate(gpu_context *g, float *out, const float *gate, const float *up, size_t n, bool gelu) { return -ENODEV; }
 int gpu_rope(gpu_context *g, float *x, const float *cs, uint32_t n, uint32_t n_head, uint32_t d, uint32_t rot, bool halves) { return -ENODEV; }
+int gpu_round_q8(gpu_context *g, float *x, uint32_t n, uint32_t cols) { return -ENODEV; }
 int gpu_kv_store(gpu_context *g, const gpu_kv *kv, const float *k, const float *v, uint32_t first_row, uint32_t n) { return -ENODEV; }
 uint32_t gpu_attend_parts(uint32_t n_rows) { return 0; }
 int gpu_attend(gpu_context *g, const gpu_parts *parts, uint32_t n_part, const float *q, float scale, const gpu_kv *kv, const gpu_rows *runs,

@@ -166,6 +166,31 @@ static __global__ void store_rows(const gpu_kv kv, const float *k, const float *
     store_kv(kv.v, kv.type_v, to, v[i]);
 }
 
+/* A warp for each block of 32, of `blocks` a row. The largest of the bits without their sign is NaN's where there is one: all of its block becomes NaN. */
+static __global__ void round_rows_q8(float *x, uint32_t cols, uint32_t blocks, size_t total)
+{
+    const size_t block = (size_t)blockIdx.x * (THREADS / GPU_WARP) + threadIdx.x / GPU_WARP;
+    if (block >= total)
+        return;
+    const uint32_t column = (uint32_t)(block % blocks) * GPU_WARP + threadIdx.x % GPU_WARP;
+    float *to = x + block / blocks * cols + column, v = column < cols ? *to : 0;
+    unsigned most = __float_as_uint(v) & 0x7fffffff;
+    for (int i = GPU_WARP / 2; i; i /= 2)
+        most = max(most, __shfl_xor_sync(0xffffffff, most, i));
+    float size = __fdiv_rn(__uint_as_float(most), 127.0f);
+    float d = __half2float(__float2half_rn(size > 65504 ? 65504 : size)), code = __fmul_rn(v, d == 0 ? 0 : __fdiv_rn(1, d));
+    code = code < 127 ? code : 127;
+    if (column < cols)
+        *to = __fmul_rn(d, (float)__float2int_rn(code > -127 ? code : -127));
+}
+
+int gpu_round_q8(gpu_context *g, float *x, uint32_t n, uint32_t cols)
+{
+    const uint32_t blocks = gpu_blocks(cols, GPU_WARP);
+    const size_t total = (size_t)n * blocks;
+    return total ? GPU_LAUNCH(g, round_rows_q8, gpu_blocks(total, THREADS / GPU_WARP), THREADS, 0, x, cols, blocks, total) : g->status;
+}
+
 int gpu_kv_store(gpu_context *g, const gpu_kv *kv, const float *k, const float *v, uint32_t first_row, uint32_t n)
 {
     assert(n <= kv->cap); /* or rows would be written twice, in any order */

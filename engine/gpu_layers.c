@@ -440,6 +440,12 @@ void gpul_turn(eng_gpu *u, const gpul_layer *l, uint32_t layer, float *q, float 
         gpu_scale(u->g, q, (size_t)n * u->n_q, u->q_scale);
     if (l->key_shift)
         gpu_add_row(u->g, k, l->key_shift, n, u->n_kv);
+    /* What is attended here is what the segments give back later; f16 and bf16 are rounded when they are stored. */
+    const eng_kv_shape *s = u->p.shape;
+    if (s->type_k == ENG_KV_Q8_0)
+        gpu_round_q8(u->g, k, n * s->n_head_kv, s->head_dim);
+    if (s->type_v == ENG_KV_Q8_0)
+        gpu_round_q8(u->g, v, n * s->n_head_kv, s->head_dim);
 }
 
 /* ---- keys and values on their way ----------------------------------------------------------------------------------- */

@@ -182,6 +182,27 @@ static void forced(eng_engine *e, eng_request r, const int32_t *next, size_t n_f
     eng_session_close(s);
 }
 
+/* A cache of 8 bits: a chunk's own keys and values are what those before it are, so chunks give the same bits. */
+START_TEST(chunks_of_q8_0)
+{
+    enum { N = 150 };
+    t_rng r = t_seed(13);
+    int32_t ids[N];
+    float *whole = malloc(N * VOCAB * sizeof *whole), *got = malloc(N * VOCAB * sizeof *got);
+    device(EMU_LATE, false);
+    eng_engine *e = open_long(ALL, ENG_KV_Q8_0, false);
+    random_ids(e, &r, ids, N);
+    t_prefill_logits(e, ids, N, 0, whole);
+    for (uint32_t chunk = 29; chunk <= 75; chunk += 46) {
+        t_prefill_logits(e, ids, N, chunk, got);
+        ck_assert_msg(!memcmp(got, whole, N * VOCAB * sizeof *got), "other bits by chunks of %u", chunk);
+    }
+    eng_close(e);
+    free(whole);
+    free(got);
+}
+END_TEST
+
 /* A text from which is retrieved; a second question, on the kept part; a prompt that goes on with what was answered, which the GPU's steps have stored. The
  * keys read are as many as the CPU reads, what comes out is as near to float32 activations as the CPU's is, and it has the same bits in any order. */
 START_TEST(long_contexts)
@@ -447,6 +468,7 @@ int main(void)
 {
     Suite *s = suite_create("engine");
     add(s, "architectures", architectures, N_ARCHS);
+    add(s, "chunks_of_q8_0", chunks_of_q8_0, 1);
     add(s, "long_contexts", long_contexts, 4);
     add(s, "window_wraps", window_wraps, 1);
     add(s, "device_lost", device_lost, 1);

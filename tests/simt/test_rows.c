@@ -250,6 +250,29 @@ START_TEST(storing)
 }
 END_TEST
 
+START_TEST(rounding_q8)
+{
+    static const uint32_t cols[] = {1, 8, 64, 80, 96, 256};
+    t_rng rng = t_seed(7);
+    for (uint32_t i = 0; i < COUNT(cols); i++)
+        for (uint32_t round = 0; round < 3; round++) {
+            uint32_t n = round ? 40 : 0, size = cols[i];
+            float *x = values(&rng, n * size, round == 2), *want = t_floats(n * size);
+            char row[256 / 32 * 34];
+            for (uint32_t r = 0; r < n; r++) {
+                for (uint32_t j = 0; r % 5 == 0 && j < size; j++)
+                    x[r * size + j] *= r % 2 ? 1e-7f : 1e5f; /* scales that f16 hardly has */
+                scalar.kv_store[ENG_KV_Q8_0](x + r * size, row, size);
+                scalar.kv_load[ENG_KV_Q8_0](row, want + r * size, size);
+            }
+            float *out = t_out(x, n * size * sizeof(float));
+            t_ok(gpu_round_q8(t_gpu, out, n, size));
+            t_same_floats("as q8_0", t_got(out, n * size * sizeof(float)), want, n * size);
+            t_device_reset();
+        }
+}
+END_TEST
+
 int main(void)
 {
     eng_kernels_scalar(&scalar);
@@ -261,6 +284,7 @@ int main(void)
     tcase_add_test(t, gates);
     tcase_add_test(t, rotation);
     tcase_add_test(t, storing);
+    tcase_add_test(t, rounding_q8);
     suite_add_tcase(s, t);
     return t_gpu_run(s);
 }
