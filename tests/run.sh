@@ -69,6 +69,8 @@ suites() {
 heading packages
 sh deploy/install_packages.sh check libsubunit-dev g++ python3-venv clang libclang-rt-14-dev || { broken "packages cannot be installed"; finish; }
 
+sh deploy/install_packages.sh buildah debootstrap || echo "no buildah or debootstrap: tests/deploy will be skipped"
+
 heading models
 RETRIEVALD_SMOLLM2=$(sh deploy/fetch_model.sh) || { broken "the demo model cannot be fetched"; finish; }
 RETRIEVALD_QWEN05=$(sh deploy/fetch_model.sh qwen05) || broken "qwen05 cannot be fetched"
@@ -88,10 +90,10 @@ if [ -f build-asan/build.ninja ]; then
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
-if (target='tests/test_publish tests/test_pool'; build build-tsan -Db_sanitize=thread -Dbuildtype=debugoptimized -Db_lundef=false); then
+if (target='tests/test_publish tests/test_pool tests/test_trace'; build build-tsan -Db_sanitize=thread -Dbuildtype=debugoptimized -Db_lundef=false); then
     heading "threads in build-tsan/"
     rm -f build-tsan/meson-logs/testlog.json
-    meson test -C build-tsan --no-rebuild --print-errorlogs test_publish test_pool
+    meson test -C build-tsan --no-rebuild --print-errorlogs test_publish test_pool test_trace
     count build-tsan/meson-logs/testlog.json "threads (build-tsan)" $?
 else
     broken "the thread sanitizer's build"
