@@ -164,7 +164,7 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
     for (uint32_t at = from & ~(IDX_BLOCK - 1u); at < to; at += IDX_TILE) {
         uint32_t n = to - at < IDX_TILE ? (to - at + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u) : IDX_TILE;
         uint32_t cluster = cluster_of(ix, at < from ? from : at), stop = at + n < to ? n : to - at;
-        idx_ask_rows(ix, at, n);
+        idx_ask_rows(ix, at + IDX_TILE, IDX_TILE); /* ahead: a cut run looks at them first */
         const float *scales = idx_visible_scales(c, at, n, from, to, lo, cut);
         const uint8_t *codes = ix->code.codes + at / IDX_BLOCK * ix->code.block_bytes;
         const idx_code_query *query = s->code_query + (size_t)(at / IDX_TILE % IDX_ROUNDINGS) * c->q->group;
@@ -373,6 +373,33 @@ uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cut
     return next < end ? next : end;
 }
 
+enum { LANES = 8 };
+
+/* Turns the weights of n clusters into coefs, for the rows of each that are not taken; returns the sum of what is left. counts: rows, or NULL: first[i + 1] - first[i]. */
+static float spread(float *weights, const uint32_t *counts, const uint32_t *first, const uint32_t *taken, uint32_t n, float factor)
+{
+    float lane[LANES] = {0};
+    for (uint32_t i = 0; i < n; i += LANES) {
+        int32_t left[LANES] = {0};
+        float w[LANES] = {0};
+        uint32_t some = n - i < LANES ? n - i : LANES;
+        for (uint32_t j = 0; j < some; j++) {
+            left[j] = (int32_t)((counts ? counts[i + j] : first[i + j + 1] - first[i + j]) - taken[i + j]);
+            w[j] = weights[i + j] * factor;
+        }
+        for (uint32_t j = 0; j < LANES; j++) {
+            w[j] = left[j] > 0 && w[j] > 0 ? w[j] : 0;
+            lane[j] += w[j];
+            w[j] /= (float)(left[j] > 0 ? left[j] : 1);
+        }
+        memcpy(weights + i, w, some * sizeof *w);
+    }
+    float l = 0;
+    for (uint32_t j = 0; j < LANES; j++)
+        l += lane[j];
+    return l;
+}
+
 float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, uint32_t first, uint32_t end, float m, float factor,
                    float *weights, const uint32_t *clusters, const float *scanned, uint32_t n_hits, uint32_t *taken, float *ret_hit_coef)
 {
@@ -398,13 +425,7 @@ float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, ui
         uint32_t run = run_of_cluster(ix, c), next = ix->code.run[run + 1] < end ? ix->code.run[run + 1] : end;
         const idx_cut *cut = idx_find_cut(cuts, n_cuts, run);
         const uint32_t *counts = cut ? cut->counts + (c - ix->code.run[run]) : NULL, *at = ix->code.first + c;
-        for (uint32_t i = 0; i < next - c; i++) {
-            uint32_t left = (counts ? counts[i] : at[i + 1] - at[i]) - taken[c - first + i];
-            float w = weights[c - first + i] * factor;
-            w = left && w > 0 ? w : 0;
-            l += w;
-            weights[c - first + i] = left ? w / (float)left : 0;
-        }
+        l += spread(weights + (c - first), counts, at, taken + (c - first), next - c, factor);
         c = next;
     }
     for (uint32_t i = 0; i < n_hits; i++)
