@@ -47,7 +47,8 @@ unsigned eng_attn_wants(const eng_attn *a, const eng_attention *policy, uint32_t
 
 uint8_t attn_serves(const eng_attn *a, const eng_span *s, uint32_t visible)
 {
-    enum { CODES_MIN = 512 }; /* fewer: not worth the scan of a whole run of codes */
+    /* Fewer: with the estimate not worth the scan of a whole run of codes; without, a scan of the keys is as fast (index/README.md), and exact. */
+    const uint32_t codes_min = a->estimates ? 512 : 4096;
     eng_attn_mode mode = a->policy.mode;
     if (visible >= ATTN_SKIP_MIN && mode == ENG_ATTN_CLUSTER && eng_segment_has(s->seg, s->seg->cluster))
         return ATTN_CLUSTER;
@@ -55,7 +56,7 @@ uint8_t attn_serves(const eng_attn *a, const eng_span *s, uint32_t visible)
         return ATTN_IVF;
     if (visible >= ATTN_SKIP_MIN && mode == ENG_ATTN_GRAPH && a->estimates && eng_segment_estimates_graphs(s->seg))
         return ATTN_GRAPH;
-    if (visible < CODES_MIN || (mode == ENG_ATTN_GRAPH && !a->estimates) || !eng_segment_coded(s->seg))
+    if (visible < codes_min || (mode == ENG_ATTN_GRAPH && !a->estimates) || !eng_segment_coded(s->seg))
         return ATTN_NOT;
     if (mode != ENG_ATTN_AUTO)
         return ATTN_CODES;

@@ -24,28 +24,31 @@ static void fill(uint16_t *to, size_t n, t_rng *r)
         to[i] = eng_f32_to_f16(t_normal(r));
 }
 
-static eng_segment *sealed(const eng_kv_shape *shape, unsigned wants)
+static eng_segment *sealed(const eng_kv_shape *shape, uint32_t n, unsigned wants)
 {
     t_rng r = t_seed(5);
     eng_segment *s;
-    ck_assert_int_eq(eng_segment_new(shape, NULL, 0, N, true, &s), 0);
-    s->n = N;
+    ck_assert_int_eq(eng_segment_new(shape, NULL, 0, n, true, &s), 0);
+    s->n = n;
     s->wants = wants;
-    fill((uint16_t *)(void *)eng_segment_k(s, 1, 0, 0), (size_t)N * shape->head_dim, &r);
-    fill((uint16_t *)(void *)eng_segment_v(s, 1, 0, 0), (size_t)N * shape->head_dim, &r);
-    uint32_t m = SAMPLED / shape->group;
+    uint32_t m = SAMPLED / shape->group < n / 2 ? SAMPLED / shape->group : n / 2;
+    for (uint32_t head = 0; head < shape->n_head_kv; head++) {
+        fill((uint16_t *)(void *)eng_segment_k(s, 1, head, 0), (size_t)n * shape->head_dim, &r);
+        fill((uint16_t *)(void *)eng_segment_v(s, 1, head, 0), (size_t)n * shape->head_dim, &r);
+    }
     ck_assert_int_eq(eng_segment_alloc_queries(s, m), 0);
-    fill(eng_segment_query(s, 1, 0, 0), (size_t)m * shape->group * shape->head_dim, &r);
+    for (uint32_t head = 0; head < shape->n_head_kv; head++)
+        fill(eng_segment_query(s, 1, head, 0), (size_t)m * shape->group * shape->head_dim, &r);
     for (s->m = 0; s->m < m; s->m++)
-        s->query_row[s->m] = (uint32_t)((uint64_t)(s->m + 1) * N / m) - 1;
+        s->query_row[s->m] = (uint32_t)((uint64_t)(s->m + 1) * n / m) - 1;
     return s;
 }
 
-static void build(eng_segment *s)
+static void build(eng_segment *s, uint32_t threads)
 {
     eng_pool *pool;
     eng_index_work *w;
-    ck_assert_int_eq(eng_pool_new(2, &pool), 0);
+    ck_assert_int_eq(eng_pool_new(threads, &pool), 0);
     ck_assert_int_eq(eng_index_work_new(pool, &w), 0);
     ck_assert_int_eq(eng_index_work_add(w, s), 0);
     ck_assert_int_eq(eng_index_work_run(w, UINT64_MAX, NULL), 0);
@@ -65,14 +68,14 @@ START_TEST(memory)
 {
     uint32_t d = heads[_i].dim, group = heads[_i].group;
     eng_kv_shape shape = {LAYERS, 1, group, d, ENG_KV_F16, ENG_KV_F16, 2 * d, 2 * d, window};
-    eng_segment *s = sealed(&shape, ENG_WANT_CLUSTER);
+    eng_segment *s = sealed(&shape, N, ENG_WANT_CLUSTER);
     size_t before = eng_segment_bytes(s), kv = (size_t)N * 4 * d, raw = (size_t)LAYERS * (SAMPLED / group) * group * d * 2;
     ck_assert_uint_ge(before, LAYERS * kv + raw);
     uint16_t *was = malloc(raw), *q = malloc((size_t)group * d * 2);
     uint32_t m = s->m, *rows = malloc(m * sizeof *rows);
     memcpy(was, eng_segment_query(s, 1, 0, 0), raw / LAYERS);
     memcpy(rows, s->query_row, m * sizeof *rows);
-    build(s);
+    build(s, 2);
     size_t codes = bytes_of(s->codes), cluster = bytes_of(s->cluster);
     size_t rest = eng_segment_bytes(s) - LAYERS * kv - (size_t)N * sizeof *s->ids - codes - cluster; /* queries, and what is known of their sizes */
     ck_assert_uint_gt(rest, (size_t)s->m * group * d);
@@ -110,7 +113,7 @@ START_TEST(odd_queries)
 {
     enum { D = 64 };
     eng_kv_shape shape = {LAYERS, 1, 1, D, ENG_KV_F16, ENG_KV_F16, 2 * D, 2 * D, window};
-    eng_segment *s = sealed(&shape, 0);
+    eng_segment *s = sealed(&shape, N, 0);
     uint16_t q[D], *raw = eng_segment_query(s, 1, 0, 0);
     for (uint32_t i = 0; i < s->m; i++)
         for (int j = 0; j < D; j++)
@@ -133,6 +136,31 @@ START_TEST(odd_queries)
 }
 END_TEST
 
+/* Every kind of index has the same bytes, however many threads build it. */
+START_TEST(threads_change_nothing)
+{
+    enum { SMALL = 2500, D = 64, HEADS = 3 };
+    eng_kv_shape shape = {LAYERS, HEADS, 2, D, ENG_KV_F16, ENG_KV_F16, 2 * D, 2 * D, window};
+    eng_segment *s[2];
+    for (int i = 0; i < 2; i++) {
+        s[i] = sealed(&shape, SMALL, ENG_WANT_CLUSTER | ENG_WANT_IVF | ENG_WANT_GRAPH);
+        build(s[i], i ? 4 : 1);
+        ck_assert(eng_segment_coded(s[i]) && eng_segment_has(s[i], s[i]->ivf) && eng_segment_estimates_graphs(s[i]));
+    }
+    idx_index **all[2][4] = {{s[0]->codes, s[0]->cluster, s[0]->ivf, s[0]->index}, {s[1]->codes, s[1]->cluster, s[1]->ivf, s[1]->index}};
+    for (int kind = 0; kind < 4; kind++)
+        for (int head = HEADS; head < 2 * HEADS; head++) { /* of the second layer */
+            size_t n, m;
+            const void *a = idx_arena(all[0][kind][head], &n), *b = idx_arena(all[1][kind][head], &m);
+            ck_assert(n == m && !memcmp(a, b, n));
+        }
+    for (int head = HEADS; head < 2 * HEADS; head++)
+        ck_assert(!memcmp(s[0]->members[head], s[1]->members[head], SMALL * sizeof **s[0]->members));
+    eng_segment_unref(s[0]);
+    eng_segment_unref(s[1]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("index work");
@@ -140,6 +168,7 @@ int main(void)
     tcase_set_timeout(c, 0);
     tcase_add_loop_test(c, memory, 0, N_HEADS);
     tcase_add_test(c, odd_queries);
+    tcase_add_test(c, threads_change_nothing);
     suite_add_tcase(s, c);
     return t_run(s);
 }

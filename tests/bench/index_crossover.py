@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""index_crossover.py RETRIEVALD SET... [--lengths N,N,...] [--steps N] [--replicas N] [-o FILE.svg]: from how many keys on which kind of index is cheaper, on real keys.
+
+SET is a folder as tests/data/qk/README.md describes it, with values.npy. Each is cut to the lengths that it holds, the first 128 and the last rows, with the training queries whose
+positions are among those, and measured by `retrievald bench index --attn-top-k 100 --estimate off`. Prints a table: CPU time of a search by flat int8's in the same run, recall@16, share of
+the keys scored. With -o it is drawn (needs numpy and, for that, matplotlib): filled where recall@16 >= .999, a line for the mean over the sets of a length.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
+
+import numpy as np
+
+SINK, TARGET = 128, 0.999
+KINDS = ["f16", "cluster", "ivf", "graph"]
+FILES = {"keys": "keys", "values": "values", "queries": "decode_q", "train-queries": "prefill_q", "train-positions": "prefill_q_pos", "key-positions": "key_pos"}
+
+
+def cut(folder, n, to):
+    x = {name: np.load(folder / f"{name}.npy") for name in FILES.values()}
+    keep = np.r_[0:SINK, len(x["keys"]) - (n - SINK) : len(x["keys"])]
+    for name in ("keys", "values", "key_pos"):
+        x[name] = x[name][keep]
+    trained = (x["prefill_q_pos"] < SINK) | (x["prefill_q_pos"] >= x["key_pos"][SINK])
+    for name in ("prefill_q", "prefill_q_pos"):
+        x[name] = x[name][trained]
+    for name, array in x.items():
+        np.save(to / f"{name}.npy", array)
+
+
+def measure(program, folder, args):
+    command = [program, "bench", "index", "-o", "jsonl", "--kind", "flat,cluster,ivf,graph", "--estimate", "off", "--attn-top-k", 100, "-n", args.steps]
+    command += ["-r", args.rounds, "--replicas", args.replicas]
+    for flag, name in FILES.items():
+        command += [f"--{flag}", folder / f"{name}.npy"]
+    result = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=True)
+    return {row["kind"]: row for row in map(json.loads, result.stdout.splitlines())}
+
+
+def draw(points, path):
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "retrievald"
+    figure, axes = plt.subplots(figsize=(6.5, 4))
+    lengths = sorted({n for _, n, _ in points})
+    for kind, colour in zip(KINDS, ["tab:gray", "tab:blue", "tab:green", "tab:red"]):
+        for _, n, rows in points:
+            good = rows[kind]["recall16"]["mean"] >= TARGET
+            axes.plot(n, rows[kind]["relative"], "o", color=colour, markersize=4, fillstyle="full" if good else "none")
+        means = [np.mean([rows[kind]["relative"] for _, m, rows in points if m == n]) for n in lengths]
+        axes.plot(lengths, means, "-", color=colour, label=kind)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="keys", ylabel="CPU time of a search, of flat int8's", xticks=lengths, yticks=[0.5, 1, 2, 5, 10])
+    axes.set_xticklabels([f"{n / 1024:.0f}K" for n in lengths])
+    axes.set_yticklabels([".5", "1", "2", "5", "10"])
+    axes.minorticks_off()
+    axes.set_ylim(0.45, 14)
+    axes.legend(loc="upper center", ncol=len(KINDS))
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("sets", type=pathlib.Path, nargs="+")
+    parser.add_argument("--lengths", default="2048,4096,8192,16384,32560")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--replicas", type=int, default=16)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
+    args = parser.parse_args()
+    points = []
+    print(f"{'set':<18}{'keys':>7}{'int8 us':>9}" + "".join(f"{kind + ': of int8, @16, scored':>34}" for kind in KINDS))
+    for folder in args.sets:
+        held = len(np.load(folder / "keys.npy", mmap_mode="r"))
+        for n in [n for n in map(int, args.lengths.split(",")) if n <= held]:
+            with tempfile.TemporaryDirectory() as to:
+                cut(folder, n, pathlib.Path(to))
+                rows = measure(args.program, pathlib.Path(to), args)
+            points.append((folder.name, n, rows))
+            cells = "".join(f"{r['relative']:>20.2f}{r['recall16']['mean']:>8.4f}{100 * r['visited_group']:>5.0f}%" for r in (rows[k] for k in KINDS))
+            print(f"{folder.name:<18}{n:>7}{rows['int8']['us']['median']:>9.1f}{cells}", flush=True)
+    if args.output:
+        draw(points, args.output)
+
+
+if __name__ == "__main__":
+    main()
