@@ -3,8 +3,8 @@
  *
  * The compiler calls these functions before accesses in what is compiled with -fsanitize=thread, which is all that is used of that sanitizer. Threads do not run
  * at the same time here, but what they did since the last barrier is kept, so a race is found in each order. A block's barrier puts all in order, __syncwarp what
- * the lanes of a warp do; shuffles and votes do not (CUDA C++ Programming Guide, "Warp Shuffle Functions"). Lost: races in global memory, copies of
- * structures that become a call of memcpy.
+ * the lanes of a warp do; shuffles and votes do not (CUDA C++ Programming Guide, "Warp Shuffle Functions"). Not looked at: races in global memory; arguments
+ * of calls that are structures in memory (so as much as can be is inlined); copies that become a call of memcpy.
  */
 #include "simt.h"
 
