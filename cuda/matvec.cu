@@ -11,6 +11,13 @@
 enum { MAX_WEIGHTS = 3, THREADS = 256, WARPS = THREADS / GPU_WARP, ROWS = 2 };
 enum { BUSY_WARPS = 32 }; /* of a multiprocessor: enough loads are under way then */
 
+/* 64 registers let so many warps in. ptxas comes to these by itself, but from sm_90 on it takes more unless told; told for sm_80, it spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define MATVEC_BOUNDS __launch_bounds__(THREADS, BUSY_WARPS / WARPS)
+#else
+#define MATVEC_BOUNDS __launch_bounds__(THREADS)
+#endif
+
 /* ---- x in 8 bits ---------------------------------------------------------------------------------------------------- */
 
 /* As eng_kernels.quantize_q8, a warp for each block of 32. Products and sums are rounded one by one, as there; NaN gives code 0. */
@@ -180,7 +187,7 @@ static __device__ void rows_dot(const matvec &a, gpu_type type, const uint8_t *c
 }
 
 /* Thread blocks are dealt to the weights one after the other; one has WARPS / a.warps groups of a.warps warps, which take ROWS rows each. */
-static __global__ void __launch_bounds__(THREADS) matvec_rows(const matvec a)
+static __global__ void MATVEC_BOUNDS matvec_rows(const matvec a)
 {
     GPU_SHARED(float, part); /* [WARPS][ROWS] */
     unsigned i = 0, warp = threadIdx.x / GPU_WARP, lane = threadIdx.x % GPU_WARP;
