@@ -262,10 +262,13 @@ static void run_job(srv_worker *w, srv_job *j)
         s = NULL;
         end_making(w, j);
     }
+    eng_context *context = j->context;
+    j->context = NULL; /* in use until the session ends, and no longer */
     /* The answer goes out before the session is stored: nobody waits for that. */
     srv_queue_finish(w->queue, j);
     if (s)
         eng_session_close(s);
+    eng_context_release(context);
     atomic_store(&w->app->sealing, false);
     srv_textout_free(r.out);
     free(r.held);

@@ -175,6 +175,20 @@ def test_named_text_after_a_restart(kept, end, tmp_path):
     assert kept().get("/v1/contexts").json()["data"] == []
 
 
+def test_removed_while_it_is_read(kept, tmp_path):
+    """Its request ends as it would; then nothing of the text is there."""
+    daemon = kept()
+    text = document(100)
+    assert daemon.post("/v1/contexts", {"name": "shelves", "text": text}).status_code == 202
+    assert requests.delete(daemon.base + "/v1/contexts/shelves").status_code == 200
+    assert daemon.get("/v1/contexts").json()["data"] == []
+    assert chat(daemon, [{"role": "user", "content": text}], max_tokens=1, cache_prompt=False)["timings"]["cache_n"] == 0  # waits for it
+    assert daemon.metrics()["llamacpp:prompt_tokens_total"] > 2000
+    assert chat(daemon, [{"role": "user", "content": text[:2000]}], max_tokens=1)["timings"]["cache_n"] < 64
+    until(lambda: resting(daemon), 300)
+    assert chat(daemon, [{"role": "user", "content": text}], max_tokens=1)["timings"]["cache_n"] < 1000  # the second one's beginning
+
+
 def test_named_conversation(kept):
     """A growing conversation by names of its answers; a pinned one is in memory again before anybody asks."""
     daemon = kept()
