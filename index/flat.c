@@ -1,5 +1,8 @@
 /* The exact scan. Each key is read once for the whole query group: widened to f32 in a block of 16 that stays in L1, scored for every
- * head, and the scores of a tile compared with each head's threshold. */
+ * head, and the scores of a tile compared with each head's threshold.
+ *
+ * Source: "Flat", the exact baseline of RetrievalAttention (arXiv 2409.10516), which reads float32 keys once for each query head. It says nothing of sharing them. Here a group reads them
+ * once, in the cache's type, so that what other kinds are compared with is as fast as it can be. */
 #include "private.h"
 
 #include <string.h>

@@ -6,7 +6,11 @@
  *
  * The margin is measured: for the hits of training positions of the newer half, how many standard deviations of its cluster the 100th best score lies above the
  * centroid's. That is what a search must allow for to scan the cluster, so a quantile of it, over the best 16 and over the best 100, is what loses no more than
- * the rest. (ivf: the rank of the cluster among all, as a share.) */
+ * the rest. (ivf: the rank of the cluster among all, as a share.)
+ *
+ * Sources: cluster follows RetroInfer (arXiv 2505.02922), which clusters segments of 8K keys, reads the best 1.8 % of them and estimates another 23 % by centroids and summed values. It leaves out what
+ * these shares cost in lost hits: here each head looks as far as its margin says, the metric is the queries', a cluster knows how its keys vary, and the estimate covers all keys that are left, the retrieved
+ * ones taken out. ivf is the baseline of RetrievalAttention (arXiv 2409.10516), which gives neither its lists nor its probes: here a list has 32 keys, and the share is what the training queries need. */
 #include "graph_build.h"
 
 #include <errno.h>
