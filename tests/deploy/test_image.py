@@ -51,11 +51,14 @@ def why_not():
 
 
 class Buildah:
+    """All that it writes is in this folder."""
+
     def __init__(self, folder):
+        self.environment = {**os.environ, "TMPDIR": str(folder)}
         self.options = ["buildah", "--root", f"{folder}/storage", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
 
     def __call__(self, *arguments):
-        done = subprocess.run([*self.options, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run([*self.options, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment)
         assert done.returncode == 0, f"buildah {arguments[0]}: {done.stdout[-8000:]}"
         return done.stdout
 
@@ -117,14 +120,14 @@ class Container:
         image("config", "--volume", "/var/lib/retrievald-", self.name)
         self.mounts = [f"--volume={folder}/{name}:{at}" for name, at in (("models", "/models:ro"), ("keys", "/keys:ro"), ("state", "/var/lib/retrievald"))]
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(self.command(*config["Entrypoint"], *arguments), stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(self.command(*config["Entrypoint"], *arguments), stdout=log, stderr=subprocess.STDOUT, env=image.environment)
 
     def command(self, *command):
         environment = f"--env=RETRIEVALD_PORT={self.port}"
         return [*self.image.options, "run", "--isolation", "chroot", environment, *self.mounts, self.name, "--", *command]
 
     def run(self, *command):
-        return subprocess.run(self.command(*command), capture_output=True, text=True)
+        return subprocess.run(self.command(*command), capture_output=True, text=True, env=self.image.environment)
 
     def daemon(self):
         """Its process: buildah does not pass signals on."""
