@@ -20,8 +20,8 @@
 #include <string.h>
 
 enum {
-    SAMPLE = 4, /* sampled rows per centroid */
-    ROUNDS = 3,
+    SAMPLE = 8, /* sampled rows per centroid */
+    ROUNDS = 5,
     PIECE_ROWS = 128, /* rows assigned per step */
     PIECE_BLOCKS = 32,
 };

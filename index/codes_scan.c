@@ -74,9 +74,9 @@ static int32_t round_query(const idx_index *ix, const float *v, float inverse, u
     uint32_t dim_pad = idx_dim_pad(ix->header->dim);
     int8_t *hi = x + dim_pad, *lo = hi + dim_pad;
     int32_t sum = 0;
-    for (uint32_t j = 0; j < dim_pad; j++) {
+    for (uint32_t j = 0; j < dim_pad; j++) { /* numbers are made positive, where rounding down is dropping what follows the point */
         float up = ((float)((rounding + j) % IDX_ROUNDINGS) + .5f) / IDX_ROUNDINGS;
-        int32_t code = inverse > 0 ? (int32_t)floorf(v[j] * ix->code.unit[j] * inverse + up) : 0, top = (code + 8 + 16 * 16) / 16 - 16;
+        int32_t code = inverse > 0 ? (int32_t)(v[j] * ix->code.unit[j] * inverse + (128 + up)) - 128 : 0, top = ((code + 8 + 16 * 16) >> 4) - 16;
         x[j] = (int8_t)code;
         hi[j] = (int8_t)top;
         lo[j] = (int8_t)(code - 16 * top);
@@ -373,28 +373,30 @@ uint32_t idx_codes_sums(const idx_index *ix, const idx_cut *cuts, uint32_t n_cut
     return next < end ? next : end;
 }
 
-enum { LANES = 8 };
-
-/* Turns the weights of n clusters into coefs, for the rows of each that are not taken; returns the sum of what is left. counts: rows, or NULL: first[i + 1] - first[i]. */
-static float spread(float *weights, const uint32_t *counts, const uint32_t *first, const uint32_t *taken, uint32_t n, float factor)
+/* Turns a cluster's weight into its coef, for the rows that are not taken; returns what is left of the weight. */
+static inline float spread(float *weight, uint32_t rows, uint32_t taken, float factor)
 {
-    float lane[LANES] = {0};
-    for (uint32_t i = 0; i < n; i += LANES) {
-        int32_t left[LANES] = {0};
-        float w[LANES] = {0};
-        uint32_t some = n - i < LANES ? n - i : LANES;
-        for (uint32_t j = 0; j < some; j++) {
-            left[j] = (int32_t)((counts ? counts[i + j] : first[i + j + 1] - first[i + j]) - taken[i + j]);
-            w[j] = weights[i + j] * factor;
-        }
-        for (uint32_t j = 0; j < LANES; j++) {
-            w[j] = left[j] > 0 && w[j] > 0 ? w[j] : 0;
-            lane[j] += w[j];
-            w[j] /= (float)(left[j] > 0 ? left[j] : 1);
-        }
-        memcpy(weights + i, w, some * sizeof *w);
-    }
-    float l = 0;
+    int32_t left = (int32_t)(rows - taken);
+    float w = *weight * factor;
+    w = left > 0 && w > 0 ? w : 0;
+    *weight = w / (float)(left > 0 ? left : 1);
+    return w;
+}
+
+/* The same of n clusters with rows[i] (of: NULL) or of[i + 1] - of[i] rows. By lanes, which the compiler makes vectors of. */
+static float spread_all(float *weights, const uint32_t *rows, const uint32_t *of, const uint32_t *taken, uint32_t n, float factor)
+{
+    enum { LANES = 8 };
+    float lane[LANES] = {0}, l = 0;
+    uint32_t i = 0;
+    for (; !of && i + LANES <= n; i += LANES)
+        for (uint32_t j = 0; j < LANES; j++)
+            lane[j] += spread(weights + i + j, rows[i + j], taken[i + j], factor);
+    for (; of && i + LANES <= n; i += LANES)
+        for (uint32_t j = 0; j < LANES; j++)
+            lane[j] += spread(weights + i + j, of[i + j + 1] - of[i + j], taken[i + j], factor);
+    for (; i < n; i++)
+        l += spread(weights + i, of ? of[i + 1] - of[i] : rows[i], taken[i], factor);
     for (uint32_t j = 0; j < LANES; j++)
         l += lane[j];
     return l;
@@ -424,8 +426,7 @@ float idx_estimate(const idx_index *ix, const idx_cut *cuts, uint32_t n_cuts, ui
     for (uint32_t c = first; c < end;) {
         uint32_t run = run_of_cluster(ix, c), next = ix->code.run[run + 1] < end ? ix->code.run[run + 1] : end;
         const idx_cut *cut = idx_find_cut(cuts, n_cuts, run);
-        const uint32_t *counts = cut ? cut->counts + (c - ix->code.run[run]) : NULL, *at = ix->code.first + c;
-        l += spread(weights + (c - first), counts, at, taken + (c - first), next - c, factor);
+        l += spread_all(weights + (c - first), cut ? cut->counts + (c - ix->code.run[run]) : NULL, cut ? NULL : ix->code.first + c, taken + (c - first), next - c, factor);
         c = next;
     }
     for (uint32_t i = 0; i < n_hits; i++)
