@@ -1,6 +1,7 @@
 /* A device: opening it, memory, the three queues, events, copies. */
 #include "private.cuh"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <new>
 #include <stdio.h>
@@ -43,12 +44,43 @@ static int find_device(int index, char *err, size_t errlen)
     return 0;
 }
 
+#ifdef GPU_SIMT
+static int load_cublas(gpu_context *g)
+{
+    g->cublas = {nullptr, cublasCreate, cublasDestroy, cublasSetStream, cublasGemmEx};
+    return 0;
+}
+#else
+#define TEXT_OF(x) #x
+#define SONAME(major) "libcublas.so." TEXT_OF(major)
+
+template <class F> static bool find(void *library, const char *name, F *ret)
+{
+    *ret = reinterpret_cast<F>(dlsym(library, name));
+    return *ret;
+}
+
+static int load_cublas(gpu_context *g)
+{
+    gpu_cublas *c = &g->cublas;
+    c->library = dlopen(SONAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    if (c->library && find(c->library, "cublasCreate_v2", &c->create) && find(c->library, "cublasDestroy_v2", &c->destroy) &&
+        find(c->library, "cublasSetStream_v2", &c->set_stream) && find(c->library, "cublasGemmEx", &c->gemm))
+        return 0;
+    g->status = -ENODEV;
+    snprintf(g->reason, sizeof g->reason, "device %d: cuBLAS cannot be loaded: %.160s", g->device, dlerror());
+    return g->status;
+}
+#endif
+
 static int open_queues(gpu_context *g)
 {
     for (int i = 0; i < GPU_QUEUES; i++)
         if (GPU_TRY(g, cudaStreamCreateWithFlags(&g->queue[i], cudaStreamNonBlocking)) < 0)
             return g->status;
-    if (cublasCreate(&g->blas) != CUBLAS_STATUS_SUCCESS || cublasSetStream(g->blas, g->queue[GPU_COMPUTE]) != CUBLAS_STATUS_SUCCESS)
+    if (load_cublas(g) < 0)
+        return g->status;
+    if (g->cublas.create(&g->blas) != CUBLAS_STATUS_SUCCESS || g->cublas.set_stream(g->blas, g->queue[GPU_COMPUTE]) != CUBLAS_STATUS_SUCCESS)
         return gpu_fail(g, "cublasCreate", cudaErrorInitializationError);
     return 0;
 }
@@ -101,10 +133,14 @@ void gpu_close(gpu_context *g)
     for (void *p : scratch)
         cudaFree(p);
     if (g->blas)
-        cublasDestroy(g->blas);
+        g->cublas.destroy(g->blas);
     for (int i = 0; i < GPU_QUEUES; i++)
         if (g->queue[i])
             cudaStreamDestroy(g->queue[i]);
+#ifndef GPU_SIMT
+    if (g->cublas.library)
+        dlclose(g->cublas.library);
+#endif
     delete g;
 }
 

@@ -49,7 +49,7 @@ static int multiply(gpu_context *g, float *c, uint32_t ldc, const void *w, uint3
         return g->status;
     const float one = 1, beta = add;
     cudaDataType type = g->tensor_bf16 ? CUDA_R_16BF : CUDA_R_32F;
-    cublasStatus_t r = cublasGemmEx(g->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)rows, TOKENS, (int)cols, &one, w, type, (int)cols, x, type, (int)cols, &beta, c,
+    cublasStatus_t r = g->cublas.gemm(g->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)rows, TOKENS, (int)cols, &one, w, type, (int)cols, x, type, (int)cols, &beta, c,
                                     CUDA_R_32F, (int)ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return r == CUBLAS_STATUS_SUCCESS ? 0 : gpu_fail(g, "cublasGemmEx", cudaErrorUnknown);
 }

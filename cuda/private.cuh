@@ -23,12 +23,23 @@ struct gpu_act {
     int16_t sum[2];
 };
 
+/* cuBLAS, loaded when a device is opened: linked, it would be 150 MB of a program that finds none, and a program that does not start without it. */
+struct gpu_cublas {
+    void *library;
+    cublasStatus_t (*create)(cublasHandle_t *);
+    cublasStatus_t (*destroy)(cublasHandle_t);
+    cublasStatus_t (*set_stream)(cublasHandle_t, cudaStream_t);
+    cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void *, const void *, cudaDataType, int, const void *,
+                           cudaDataType, int, const void *, void *, cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);
+};
+
 struct gpu_context {
     int device, status;
     char reason[256];
     gpu_info info;
     cudaStream_t queue[GPU_QUEUES];
     cublasHandle_t blas;
+    gpu_cublas cublas;
     bool tensor_bf16;           /* the device multiplies bf16: compute capability 8.0 */
 
     /* gpu_reserve; each of these is used in GPU_COMPUTE alone */
