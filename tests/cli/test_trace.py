@@ -163,6 +163,7 @@ def test_daemon(binary, model, tmp_path):
             time.sleep(0.01)
         first = read(path)
         assert named(first["engine"], "decode step")
+        assert d.post("/v1/completions", body).status_code == 200
     finally:
         assert d.stop() == 0
     last = read(path)
