@@ -96,8 +96,6 @@ int gpu_embed(gpu_context *g, float *out, const gpu_weight *table, const int32_t
 /* ---- rows (rows.cu): float32, in device memory; out may be x --------------------------------------------------------- */
 
 int gpu_rms_norm(gpu_context *g, float *out, const float *x, const float *w, uint32_t n, uint32_t cols, float eps); /* each of n rows. Twin: rms_norm */
-/* x += y, then out = the norm of that: what stands between two blocks, in one pass. Twin: add, rms_norm */
-int gpu_add_rms_norm(gpu_context *g, float *out, float *x, const float *y, const float *w, uint32_t n, uint32_t cols, float eps);
 int gpu_add(gpu_context *g, float *x, const float *y, size_t n);                           /* x += y */
 int gpu_add_row(gpu_context *g, float *x, const float *row, uint32_t n, uint32_t cols);    /* x[i] += row, for n rows: biases */
 int gpu_scale(gpu_context *g, float *x, size_t n, float f);

@@ -42,7 +42,6 @@ int gpu_matvec(gpu_context *g, const gpu_weight *const *w, float *const *y, uint
 int gpu_matmul(gpu_context *g, const gpu_weight *w, float *y, const float *x, uint32_t n_tokens, bool add) { return -ENODEV; }
 int gpu_embed(gpu_context *g, float *out, const gpu_weight *table, const int32_t *ids, uint32_t n, float scale) { return -ENODEV; }
 int gpu_rms_norm(gpu_context *g, float *out, const float *x, const float *w, uint32_t n, uint32_t cols, float eps) { return -ENODEV; }
-int gpu_add_rms_norm(gpu_context *g, float *out, float *x, const float *y, const float *w, uint32_t n, uint32_t cols, float eps) { return -ENODEV; }
 int gpu_add(gpu_context *g, float *x, const float *y, size_t n) { return -ENODEV; }
 int gpu_add_row(gpu_context *g, float *x, const float *row, uint32_t n, uint32_t cols) { return -ENODEV; }
 int gpu_scale(gpu_context *g, float *x, size_t n, float f) { return -ENODEV; }

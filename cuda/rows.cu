@@ -34,41 +34,25 @@ static __device__ __forceinline__ float block_sum(float v, float *part)
     return sum;
 }
 
-/* A thread block for each row. The sum of squares is float32 in as many lanes as there are threads. y: NULL, or what is added to x first. */
-static __global__ void rms_norm_rows(float *out, float *x, const float *y, const float *w, uint32_t cols, float eps)
+/* A thread block for each row. The sum of squares is float32 in as many lanes as there are threads. */
+static __global__ void rms_norm_rows(float *out, const float *x, const float *w, uint32_t cols, float eps)
 {
     GPU_SHARED(float, part);
     const size_t at = (size_t)blockIdx.x * cols;
     float sum = 0;
-    for (unsigned i = threadIdx.x; i < cols; i += blockDim.x) {
-        float v = x[at + i];
-        if (y) {
-            v += y[at + i];
-            x[at + i] = v;
-        }
-        sum += v * v;
-    }
+    for (unsigned i = threadIdx.x; i < cols; i += blockDim.x)
+        sum += x[at + i] * x[at + i];
     float f = 1 / sqrtf(block_sum(sum, part) / (float)cols + eps);
     for (unsigned i = threadIdx.x; i < cols; i += blockDim.x)
         out[at + i] = x[at + i] * f * w[i];
 }
 
-static int norm(gpu_context *g, float *out, float *x, const float *y, const float *w, uint32_t n, uint32_t cols, float eps)
+int gpu_rms_norm(gpu_context *g, float *out, const float *x, const float *w, uint32_t n, uint32_t cols, float eps)
 {
     if (!n || !cols)
         return g->status;
     unsigned threads = cols > 4 * THREADS ? MAX_THREADS : THREADS;
-    return GPU_LAUNCH(g, rms_norm_rows, n, threads, threads / GPU_WARP * sizeof(float), out, x, y, w, cols, eps);
-}
-
-int gpu_rms_norm(gpu_context *g, float *out, const float *x, const float *w, uint32_t n, uint32_t cols, float eps)
-{
-    return norm(g, out, const_cast<float *>(x), NULL, w, n, cols, eps);
-}
-
-int gpu_add_rms_norm(gpu_context *g, float *out, float *x, const float *y, const float *w, uint32_t n, uint32_t cols, float eps)
-{
-    return norm(g, out, x, y, w, n, cols, eps);
+    return GPU_LAUNCH(g, rms_norm_rows, n, threads, threads / GPU_WARP * sizeof(float), out, x, w, cols, eps);
 }
 
 /* ---- element by element ------------------------------------------------------------------------------------------------ */
