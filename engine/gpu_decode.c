@@ -110,18 +110,6 @@ static int attend(eng_gpu *u, eng_attn *attn, uint32_t i, const float *q, uint32
     return gpu_merge(u->g, u->o, &u->parts, n_parts, s->n_head_kv * s->group, s->head_dim);
 }
 
-/* x += W in, with the norm that some models put behind a block. */
-static void add_block(eng_gpu *u, const gpu_weight *w, const float *in, const float *post_norm)
-{
-    const eng_model *m = u->p.model;
-    float *const to = post_norm ? u->h : u->x;
-    gpu_matvec(u->g, &w, &to, 1, in, !post_norm);
-    if (!post_norm)
-        return;
-    gpu_rms_norm(u->g, u->h, u->h, post_norm, 1, m->n_embd, m->rms_eps);
-    gpu_add(u->g, u->x, u->h, m->n_embd);
-}
-
 static int layer_step(eng_gpu *u, eng_attn *attn, uint32_t i, uint32_t *io_stored)
 {
     const eng_model *m = u->p.model;
@@ -143,11 +131,11 @@ static int layer_step(eng_gpu *u, eng_attn *attn, uint32_t i, uint32_t *io_store
     gpu_kv_store(u->g, &l->window, k, v, row_of(u->run->pos), 1);
     int r = attend(u, attn, i, q, io_stored);
     mark = gpul_mark_begin(u, GPU_COMPUTE, "out, gate, up, down", layer);
-    add_block(u, &l->wo, u->o, l->attn_post_norm);
+    gpul_add_block(u, true, &l->wo, u->o, l->attn_post_norm);
     gpu_rms_norm(u->g, u->h, u->x, l->ffn_norm, 1, m->n_embd, m->rms_eps);
     gpu_matvec(u->g, (const gpu_weight *const[]){&l->gate, &l->up}, (float *const[]){u->gate, u->up}, 2, u->h, false);
     gpu_gate(u->g, u->gate, u->gate, u->up, m->n_ff, m->act == ENG_GELU_TANH);
-    add_block(u, &l->down, u->gate, l->ffn_post_norm);
+    gpul_add_block(u, true, &l->down, u->gate, l->ffn_post_norm);
     gpul_mark_end(u, mark);
     atomic_fetch_add_explicit(u->run->heartbeat, 1, memory_order_relaxed);
     return r;

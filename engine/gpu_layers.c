@@ -448,6 +448,21 @@ void gpul_turn(eng_gpu *u, const gpul_layer *l, uint32_t layer, float *q, float 
         gpu_round_q8(u->g, v, n * s->n_head_kv, s->head_dim);
 }
 
+void gpul_add_block(eng_gpu *u, bool decode, const gpu_weight *w, const float *in, const float *post_norm)
+{
+    const eng_model *m = u->p.model;
+    uint32_t n = u->run->n;
+    float *const to = post_norm ? u->h : u->x;
+    if (decode)
+        gpu_matvec(u->g, &w, &to, 1, in, !post_norm);
+    else
+        gpu_matmul(u->g, w, to, in, n, !post_norm);
+    if (!post_norm)
+        return;
+    gpu_rms_norm(u->g, u->h, u->h, post_norm, n, m->n_embd, m->rms_eps);
+    gpu_add(u->g, u->x, u->h, (size_t)n * m->n_embd);
+}
+
 /* ---- keys and values on their way ----------------------------------------------------------------------------------- */
 
 enum { STAGE_ROWS = 256 };

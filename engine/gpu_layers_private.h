@@ -77,6 +77,9 @@ bool gpul_canceled(const eng_gpu_run *run);
 /* q, k, v of n tokens in place: biases, norms, rotation, the model's scale, the keys' shift. */
 void gpul_turn(eng_gpu *u, const gpul_layer *l, uint32_t layer, float *q, float *k, float *v, uint32_t n);
 
+/* x += W in, with the norm that some models put behind a block. */
+void gpul_add_block(eng_gpu *u, bool decode, const gpu_weight *w, const float *in, const float *post_norm);
+
 /* Positions [lo, hi) of a layer from the segments into a slot, once its last copy is done: up to `rows` of each head, by the pool. */
 void gpul_stage(eng_gpu *u, gpul_slot *slot, uint32_t layer, uint32_t lo, uint32_t hi);
 /* Its rows [from, from + n) to rows [to, to + n) of kv. */

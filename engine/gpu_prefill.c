@@ -61,20 +61,6 @@ static void attend(eng_gpu *u, uint32_t layer, const float *q, const float *k, c
     gpu_attend_end(u->g, u->o, &u->state, &u->chunk, run->n);
 }
 
-/* x += W in, with the norm that some models put behind a block. */
-static void add_block(eng_gpu *u, const gpu_weight *w, const float *in, const float *post_norm)
-{
-    const eng_model *m = u->p.model;
-    uint32_t n = u->run->n;
-    if (!post_norm) {
-        gpu_matmul(u->g, w, u->x, in, n, true);
-        return;
-    }
-    gpu_matmul(u->g, w, u->h, in, n, false);
-    gpu_rms_norm(u->g, u->h, u->h, post_norm, n, m->n_embd, m->rms_eps);
-    gpu_add(u->g, u->x, u->h, (size_t)n * m->n_embd);
-}
-
 static void queue_layer(eng_gpu *u, uint32_t i)
 {
     const eng_model *m = u->p.model;
@@ -96,12 +82,12 @@ static void queue_layer(eng_gpu *u, uint32_t i)
     gpu_record(u->g, u->copied[turn], GPU_TO_HOST);
     attend(u, layer, q, k, v);
     mark = gpul_mark_begin(u, GPU_COMPUTE, "out, gate, up, down", layer);
-    add_block(u, &l->wo, u->o, l->attn_post_norm);
+    gpul_add_block(u, false, &l->wo, u->o, l->attn_post_norm);
     gpu_rms_norm(u->g, u->h, u->x, l->ffn_norm, n, m->n_embd, m->rms_eps);
     gpu_matmul(u->g, &l->gate, u->gate, u->h, n, false);
     gpu_matmul(u->g, &l->up, u->up, u->h, n, false);
     gpu_gate(u->g, u->gate, u->gate, u->up, (size_t)n * m->n_ff, m->act == ENG_GELU_TANH);
-    add_block(u, &l->down, u->gate, l->ffn_post_norm);
+    gpul_add_block(u, false, &l->down, u->gate, l->ffn_post_norm);
     gpul_mark_end(u, mark);
 }
 
