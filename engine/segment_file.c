@@ -1,62 +1,13 @@
-#include "segment_file.h"
+#include "segment_file_private.h"
 
 #include "fault.h"
-#include "text.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
-
-enum {
-    VERSION = 1,        /* of files as the first programs wrote them */
-    VERSION_Q8_0 = 2,   /* with keys or values in q8_0, which version 1 does not know */
-    BLOCK = 1 << 20, /* bytes that share a checksum */
-    PAGE = 4096,     /* keys and values begin at a multiple of it, so that they could be mapped */
-    MAX_HEADS = 65536,
-    MAX_DIM = 65536,
-    MAX_TOKENS = 1 << 26,
-};
-
-static const uint8_t magic[8] = {'R', 'V', 'S', 'E', 'G', '\r', '\n', 0x1a}; /* a transfer as text would change it */
-
-/* Little-endian, as it stands in the file. Then section table, then a checksum (XXH3-64) for each block of each section. */
-typedef struct {
-    uint8_t magic[8];
-    uint32_t version, head_bytes;
-    eng_segment_id id, parent;
-    uint64_t tenant, fingerprint;
-    uint32_t start, n, n_layer, n_head_kv, head_dim, type_k, type_v, exact;
-    uint64_t file_bytes;
-    uint32_t n_sections, n_blocks;
-    int64_t created;
-    uint8_t reserved[128];
-    uint64_t checksum; /* of the head, with this as 0 */
-} disk_head;
-_Static_assert(sizeof(disk_head) == 256, "the header is written as it stands");
-
-typedef enum { IDS = 1, KV, CODES } section_kind;
-
-typedef struct {
-    uint32_t kind, item; /* item: of codes, layer * n_head_kv + head */
-    uint64_t offset, bytes, reserved;
-} section;
-_Static_assert(sizeof(section) == 32, "the table is written as it stands");
-
-struct eng_segment_file {
-    int fd;
-    eng_segment_head head;
-    eng_file_stamp stamp;
-    uint8_t *bytes; /* the whole head */
-    const section *sections;
-    const uint64_t *sums;
-    uint32_t n_sections;
-};
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */
 
@@ -103,26 +54,14 @@ static uint64_t round_up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
-static uint32_t block_count(const section *s)
-{
-    return (uint32_t)((s->bytes + BLOCK - 1) / BLOCK);
-}
-
-static size_t block_bytes(const section *s, uint32_t block)
-{
-    uint64_t left = s->bytes - (uint64_t)block * BLOCK;
-    return left < BLOCK ? (size_t)left : BLOCK;
-}
-
-/* Gives sections whose bytes are known their offsets, one after another behind the head. Returns the file's bytes. */
-static uint64_t lay_out(section *s, uint32_t n, uint32_t *ret_blocks, uint32_t *ret_head)
+uint64_t eng_segment_lay_out(seg_section *s, uint32_t n, uint32_t *ret_blocks, uint32_t *ret_head)
 {
     uint64_t blocks = 0;
     for (uint32_t i = 0; i < n; i++)
-        blocks += block_count(&s[i]);
-    uint64_t head = sizeof(disk_head) + (uint64_t)n * sizeof *s + blocks * sizeof(uint64_t), at = head;
+        blocks += seg_block_count(&s[i]);
+    uint64_t head = sizeof(seg_disk_head) + (uint64_t)n * sizeof *s + blocks * sizeof(uint64_t), at = head;
     for (uint32_t i = 0; i < n; i++) {
-        s[i].offset = round_up(at, s[i].kind == KV ? PAGE : 64);
+        s[i].offset = round_up(at, s[i].kind == SEG_KV ? SEG_PAGE : 64);
         at = s[i].offset + s[i].bytes;
     }
     *ret_blocks = (uint32_t)blocks;
@@ -130,29 +69,24 @@ static uint64_t lay_out(section *s, uint32_t n, uint32_t *ret_blocks, uint32_t *
     return at;
 }
 
-static uint32_t head_count(uint32_t n_layer, uint32_t n_head_kv)
-{
-    return n_layer * n_head_kv;
-}
-
 /* The sections of a segment, not yet laid out; room for 2 + one each head. */
-static uint32_t list_sections(const eng_segment *s, bool codes, section *ret)
+static uint32_t list_sections(const eng_segment *s, bool codes, seg_section *ret)
 {
-    uint32_t n = 2, heads = head_count(s->shape->n_layer, s->shape->n_head_kv);
-    ret[0] = (section){.kind = IDS, .bytes = (uint64_t)s->n * sizeof *s->ids};
-    ret[1] = (section){.kind = KV, .bytes = s->kv_bytes};
+    uint32_t n = 2, heads = seg_head_count(s->shape->n_layer, s->shape->n_head_kv);
+    ret[0] = (seg_section){.kind = SEG_IDS, .bytes = (uint64_t)s->n * sizeof *s->ids};
+    ret[1] = (seg_section){.kind = SEG_KV, .bytes = s->kv_bytes};
     for (uint32_t i = 0; codes && i < heads; i++)
         if (s->codes[i]) {
             size_t bytes;
             idx_arena(s->codes[i], &bytes);
-            ret[n++] = (section){.kind = CODES, .item = i, .bytes = bytes};
+            ret[n++] = (seg_section){.kind = SEG_CODES, .item = i, .bytes = bytes};
         }
     return n;
 }
 
-static section *new_sections(const eng_segment *s)
+static seg_section *new_sections(const eng_segment *s)
 {
-    return calloc(2 + head_count(s->shape->n_layer, s->shape->n_head_kv), sizeof(section));
+    return calloc(2 + seg_head_count(s->shape->n_layer, s->shape->n_head_kv), sizeof(seg_section));
 }
 
 eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_segment *s, bool codes)
@@ -162,17 +96,12 @@ eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_s
         .tenant = s->tenant, .fingerprint = owner->fingerprint, .start = s->start, .n = s->n, .n_layer = h->n_layer,
         .n_head_kv = h->n_head_kv, .head_dim = h->head_dim, .type_k = h->type_k, .type_v = h->type_v, .exact = s->exact,
     };
-    section *sections = new_sections(s);
+    seg_section *sections = new_sections(s);
     uint32_t n_blocks, head_bytes;
     if (sections)
-        head.bytes = lay_out(sections, list_sections(s, codes, sections), &n_blocks, &head_bytes);
+        head.bytes = eng_segment_lay_out(sections, list_sections(s, codes, sections), &n_blocks, &head_bytes);
     free(sections);
     return head;
-}
-
-static uint32_t version_of(uint32_t type_k, uint32_t type_v)
-{
-    return type_k == ENG_KV_Q8_0 || type_v == ENG_KV_Q8_0 ? VERSION_Q8_0 : VERSION;
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
@@ -192,23 +121,23 @@ static int write_at(int fd, const uint8_t *p, size_t n, uint64_t offset)
     return 0;
 }
 
-static const uint8_t *section_data(const eng_segment *s, const section *sec)
+static const uint8_t *section_data(const eng_segment *s, const seg_section *sec)
 {
     size_t bytes;
-    if (sec->kind == CODES)
+    if (sec->kind == SEG_CODES)
         return idx_arena(s->codes[sec->item], &bytes);
-    return sec->kind == IDS ? (const uint8_t *)s->ids : s->kv;
+    return sec->kind == SEG_IDS ? (const uint8_t *)s->ids : s->kv;
 }
 
-static int write_sections(int fd, const eng_segment *s, const section *sections, uint32_t n, uint64_t *sums)
+static int write_sections(int fd, const eng_segment *s, const seg_section *sections, uint32_t n, uint64_t *sums)
 {
     for (uint32_t i = 0; i < n; i++) {
         const uint8_t *data = section_data(s, &sections[i]);
-        for (uint32_t b = 0; b < block_count(&sections[i]); b++) {
-            const uint8_t *p = data + (size_t)b * BLOCK;
-            size_t bytes = block_bytes(&sections[i], b);
+        for (uint32_t b = 0; b < seg_block_count(&sections[i]); b++) {
+            const uint8_t *p = data + (size_t)b * SEG_BLOCK;
+            size_t bytes = seg_block_bytes(&sections[i], b);
             *sums++ = XXH3_64bits(p, bytes);
-            int r = write_at(fd, p, bytes, sections[i].offset + (uint64_t)b * BLOCK);
+            int r = write_at(fd, p, bytes, sections[i].offset + (uint64_t)b * SEG_BLOCK);
             if (r < 0)
                 return r;
         }
@@ -221,11 +150,11 @@ int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s
 {
     uint32_t n_blocks, head_bytes;
     uint8_t *bytes = NULL;
-    section *sections = new_sections(s);
+    seg_section *sections = new_sections(s);
     if (!sections)
         return -ENOMEM;
     uint32_t n = list_sections(s, codes, sections);
-    uint64_t file_bytes = lay_out(sections, n, &n_blocks, &head_bytes);
+    uint64_t file_bytes = eng_segment_lay_out(sections, n, &n_blocks, &head_bytes);
     int r = -ENOMEM;
     if (!(bytes = calloc(1, head_bytes)))
         goto cleanup;
@@ -234,14 +163,14 @@ int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s
         r = -errno;
         goto cleanup;
     }
-    disk_head *h = (disk_head *)(void *)bytes;
-    *h = (disk_head){
-        .version = version_of(head->type_k, head->type_v), .head_bytes = head_bytes, .id = head->id, .parent = head->parent, .tenant = head->tenant,
+    seg_disk_head *h = (seg_disk_head *)(void *)bytes;
+    *h = (seg_disk_head){
+        .version = seg_version_of(head->type_k, head->type_v), .head_bytes = head_bytes, .id = head->id, .parent = head->parent, .tenant = head->tenant,
         .fingerprint = head->fingerprint, .start = head->start, .n = head->n, .n_layer = head->n_layer, .n_head_kv = head->n_head_kv,
         .head_dim = head->head_dim, .type_k = head->type_k, .type_v = head->type_v, .exact = head->exact, .file_bytes = file_bytes,
         .n_sections = n, .n_blocks = n_blocks, .created = head->created,
     };
-    memcpy(h->magic, magic, sizeof magic);
+    memcpy(h->magic, SEG_MAGIC, sizeof h->magic);
     memcpy(bytes + sizeof *h, sections, n * sizeof *sections);
     r = write_sections(fd, s, sections, n, (uint64_t *)(void *)(bytes + sizeof *h + n * sizeof *sections));
     if (r < 0)
@@ -252,411 +181,4 @@ cleanup:
     free(bytes);
     free(sections);
     return r;
-}
-
-/* ---- opening ----------------------------------------------------------------------------------------------------- */
-
-__attribute__((format(printf, 4, 5))) static eng_miss miss(char *err, size_t errlen, eng_miss why, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(err, errlen, format, args);
-    va_end(args);
-    return why;
-}
-
-static eng_miss read_failed(int r, char *err, size_t errlen)
-{
-    if (!r)
-        return miss(err, errlen, ENG_MISS_SIZE, "the file ends early");
-    return miss(err, errlen, ENG_MISS_IO, "cannot be read: %s", strerror(-r));
-}
-
-/* 1, or 0: the file ends before that, or -errno. */
-static int read_at(int fd, void *p, size_t n, uint64_t offset)
-{
-    while (n) {
-        ssize_t done = pread(fd, p, n, (off_t)offset);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return done ? -errno : 0;
-        p = (uint8_t *)p + done;
-        n -= (size_t)done;
-        offset += (uint64_t)done;
-    }
-    return 1;
-}
-
-/* The head's own fields, before its size is believed. */
-static eng_miss check_fields(const disk_head *h, uint64_t file_bytes, char *err, size_t errlen)
-{
-    static const uint8_t zero[sizeof h->reserved];
-    if (memcmp(h->magic, magic, sizeof magic) != 0)
-        return miss(err, errlen, ENG_MISS_HEADER, "not a segment file");
-    uint32_t known = version_of(h->type_k, h->type_v);
-    if (h->version != known)
-        return miss(err, errlen, ENG_MISS_VERSION, "version %u of the format; this program knows %u for such keys and values", h->version, known);
-    if (h->file_bytes != file_bytes)
-        return miss(err, errlen, ENG_MISS_SIZE, "%llu bytes, its header says %llu", (unsigned long long)file_bytes,
-                    (unsigned long long)h->file_bytes);
-    bool ok = h->n && h->n <= MAX_TOKENS && h->start <= MAX_TOKENS && h->n_layer && h->n_head_kv && h->n_layer <= MAX_HEADS &&
-              h->n_head_kv <= MAX_HEADS / h->n_layer && h->head_dim && h->head_dim <= MAX_DIM && h->type_k <= ENG_KV_Q8_0 &&
-              h->type_v <= ENG_KV_Q8_0 && h->exact <= 1 && !memcmp(h->reserved, zero, sizeof zero);
-    if (!ok || h->n_sections < 2 || h->n_sections > 2 + head_count(h->n_layer, h->n_head_kv) ||
-        h->head_bytes != sizeof *h + h->n_sections * sizeof(section) + (uint64_t)h->n_blocks * sizeof(uint64_t) || h->head_bytes > file_bytes)
-        return miss(err, errlen, ENG_MISS_HEADER, "the header is damaged");
-    return ENG_MISS_NONE;
-}
-
-static uint64_t kv_bytes(const disk_head *h)
-{
-    eng_kv_shape s = {.n_layer = h->n_layer, .n_head_kv = h->n_head_kv, .head_dim = h->head_dim,
-                      .row_k = eng_kv_row_bytes((eng_kv_type)h->type_k, h->head_dim), .row_v = eng_kv_row_bytes((eng_kv_type)h->type_v, h->head_dim)};
-    return eng_segment_kv_bytes(&s, h->n);
-}
-
-/* The section table must be the one that its sizes give. */
-static bool sections_fit(const disk_head *h, const section *s)
-{
-    section *want = calloc(h->n_sections, sizeof *want);
-    uint32_t n_blocks, head_bytes, heads = head_count(h->n_layer, h->n_head_kv);
-    bool ok = want && s[0].kind == IDS && s[0].item == 0 && s[0].bytes == (uint64_t)h->n * sizeof(int32_t) && s[1].kind == KV && s[1].item == 0 &&
-              s[1].bytes == kv_bytes(h);
-    for (uint32_t i = 0; ok && i < h->n_sections; i++) {
-        ok = s[i].bytes && s[i].bytes <= h->file_bytes;
-        if (i >= 2)
-            ok = ok && s[i].kind == CODES && s[i].item < heads && (i == 2 || s[i].item > s[i - 1].item);
-        want[i] = s[i];
-        want[i].reserved = 0;
-    }
-    ok = ok && lay_out(want, h->n_sections, &n_blocks, &head_bytes) == h->file_bytes && n_blocks == h->n_blocks &&
-         !memcmp(want, s, h->n_sections * sizeof *s);
-    free(want);
-    return ok;
-}
-
-static eng_miss read_head(eng_segment_file *f, uint64_t file_bytes, char *err, size_t errlen)
-{
-    disk_head h;
-    if (file_bytes < sizeof h)
-        return miss(err, errlen, ENG_MISS_SIZE, "%llu bytes are less than a header", (unsigned long long)file_bytes);
-    int r = read_at(f->fd, &h, sizeof h, 0);
-    if (r <= 0)
-        return read_failed(r, err, errlen);
-    eng_miss why = check_fields(&h, file_bytes, err, errlen);
-    if (why)
-        return why;
-    if (!(f->bytes = malloc(h.head_bytes)))
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    r = read_at(f->fd, f->bytes, h.head_bytes, 0);
-    if (r <= 0)
-        return read_failed(r, err, errlen);
-    memset(f->bytes + offsetof(disk_head, checksum), 0, sizeof h.checksum);
-    if (XXH3_64bits(f->bytes, h.head_bytes) != h.checksum)
-        return miss(err, errlen, ENG_MISS_HEADER, "the header's checksum is wrong");
-    f->n_sections = h.n_sections;
-    f->sections = (const section *)(const void *)(f->bytes + sizeof h);
-    f->sums = (const uint64_t *)(const void *)(f->sections + h.n_sections);
-    if (!sections_fit(&h, f->sections))
-        return miss(err, errlen, ENG_MISS_HEADER, "the table of sections is damaged");
-    f->head = (eng_segment_head){
-        .id = h.id, .parent = h.parent, .tenant = h.tenant, .fingerprint = h.fingerprint, .start = h.start, .n = h.n, .n_layer = h.n_layer,
-        .n_head_kv = h.n_head_kv, .head_dim = h.head_dim, .type_k = h.type_k, .type_v = h.type_v, .exact = h.exact, .bytes = h.file_bytes,
-        .created = h.created,
-    };
-    return ENG_MISS_NONE;
-}
-
-static eng_miss why_not_opened(int error)
-{
-    if (error == EMFILE || error == ENFILE || error == ENOMEM) /* the program's trouble, not the file's */
-        return ENG_MISS_MEMORY;
-    return error == ENOENT ? ENG_MISS_GONE : error == ELOOP ? ENG_MISS_KIND : ENG_MISS_IO;
-}
-
-static eng_file_stamp stamp_of(const struct stat *st)
-{
-    return (eng_file_stamp){.device = st->st_dev, .inode = st->st_ino, .bytes = (uint64_t)st->st_size,
-                            .written_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
-                            .changed_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec};
-}
-
-eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **ret, char *err, size_t errlen)
-{
-    struct stat st;
-    eng_segment_file *f = calloc(1, sizeof *f);
-    if (!f)
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    eng_miss why;
-    f->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY); /* a FIFO must not keep us waiting */
-    if (f->fd < 0)
-        why = miss(err, errlen, why_not_opened(errno), "cannot be opened: %s", strerror(errno));
-    else if (fstat(f->fd, &st) < 0)
-        why = miss(err, errlen, ENG_MISS_IO, "cannot be read: %s", strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        why = miss(err, errlen, ENG_MISS_KIND, "not a regular file");
-    else {
-        f->stamp = stamp_of(&st);
-        why = read_head(f, f->stamp.bytes, err, errlen);
-    }
-    if (why)
-        eng_segment_file_close(f);
-    else
-        *ret = f;
-    return why;
-}
-
-void eng_segment_file_close(eng_segment_file *f)
-{
-    if (!f)
-        return;
-    if (f->fd >= 0)
-        close(f->fd);
-    free(f->bytes);
-    free(f);
-}
-
-const eng_segment_head *eng_segment_file_head(const eng_segment_file *f)
-{
-    return &f->head;
-}
-
-const eng_file_stamp *eng_segment_file_stamp(const eng_segment_file *f)
-{
-    return &f->stamp;
-}
-
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
-
-static const uint64_t *sums_of(const eng_segment_file *f, uint32_t sec)
-{
-    const uint64_t *sums = f->sums;
-    for (uint32_t i = 0; i < sec; i++)
-        sums += block_count(&f->sections[i]);
-    return sums;
-}
-
-static eng_miss check_sum(const uint8_t *p, size_t bytes, uint64_t sum, uint32_t sec, uint32_t block, char *err, size_t errlen)
-{
-    if (XXH3_64bits(p, bytes) == sum)
-        return ENG_MISS_NONE;
-    return miss(err, errlen, ENG_MISS_CHECKSUM, "the checksum of block %u of section %u is wrong", block, sec);
-}
-
-/* Reads blocks [lo, hi) of a section to where its block lo belongs. */
-static eng_miss read_blocks(const eng_segment_file *f, uint32_t sec, uint32_t lo, uint32_t hi, uint8_t *to, char *err, size_t errlen)
-{
-    const section *s = &f->sections[sec];
-    const uint64_t *sums = sums_of(f, sec);
-    for (uint32_t b = lo; b < hi; b++, to += BLOCK) {
-        size_t bytes = block_bytes(s, b);
-        int r = read_at(f->fd, to, bytes, s->offset + (uint64_t)b * BLOCK);
-        if (r <= 0)
-            return read_failed(r, err, errlen);
-        eng_miss why = check_sum(to, bytes, sums[b], sec, b, err, errlen);
-        if (why)
-            return why;
-    }
-    return ENG_MISS_NONE;
-}
-
-eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *err, size_t errlen)
-{
-    int32_t *ids = malloc((size_t)f->head.n * sizeof *ids);
-    if (!ids)
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    eng_miss why = read_blocks(f, 0, 0, block_count(&f->sections[0]), (uint8_t *)ids, err, errlen);
-    if (why)
-        free(ids);
-    else
-        *ret = ids;
-    return why;
-}
-
-/* The codes of one head, through `buffer`. */
-static eng_miss read_codes(const eng_segment_file *f, uint32_t sec, uint8_t *buffer, idx_index **ret, char *err, size_t errlen)
-{
-    const section *s = &f->sections[sec];
-    char reason[128] = "";
-    eng_miss why = read_blocks(f, sec, 0, block_count(s), buffer, err, errlen);
-    if (why)
-        return why;
-    int r = idx_load(buffer, s->bytes, f->head.n, f->head.head_dim, ret, reason, sizeof reason);
-    if (r == 0 && idx_kind_of(*ret) != IDX_FLAT) {
-        idx_free(*ret);
-        *ret = NULL;
-        r = -EBADMSG;
-        snprintf(reason, sizeof reason, "a graph");
-    }
-    if (r == -ENOMEM)
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    return r < 0 ? miss(err, errlen, ENG_MISS_INDEX, "codes of head %u: %s", s->item, reason) : ENG_MISS_NONE;
-}
-
-static size_t largest_codes(const eng_segment_file *f)
-{
-    size_t most = 0;
-    for (uint32_t i = 2; i < f->n_sections; i++)
-        most = f->sections[i].bytes > most ? f->sections[i].bytes : most;
-    return most;
-}
-
-/* One task a block of keys and values, then one a head's codes. */
-typedef struct {
-    const eng_segment_file *f;
-    const eng_segment_reader *reader;
-    eng_segment *seg;
-    uint8_t **buffers; /* one a worker, for codes */
-    size_t buffer_bytes;
-    uint32_t kv_blocks;
-    uint32_t first; /* task: those before it are blocks that were checked before, and are where they were */
-    atomic_int why; /* of the first failure */
-    char err[256];
-} loading;
-
-static eng_miss check_mapped(const loading *l, uint32_t block, const uint8_t *kv, char *err, size_t errlen)
-{
-    eng_miss why = check_sum(kv, block_bytes(&l->f->sections[1], block), sums_of(l->f, 1)[block], 1, block, err, errlen);
-    return eng_mapping_failed(l->seg->map) ? miss(err, errlen, ENG_MISS_IO, "cannot be read") : why;
-}
-
-static eng_miss load_part(loading *l, uint32_t task, uint32_t worker, char *err, size_t errlen)
-{
-    if (l->reader->cancel && atomic_load(l->reader->cancel))
-        return miss(err, errlen, ENG_MISS_CANCELED, "canceled");
-    if (l->reader->heartbeat)
-        atomic_fetch_add(l->reader->heartbeat, 1);
-    uint8_t *kv = l->seg->kv + (size_t)task * BLOCK;
-    if (task < l->kv_blocks && l->seg->map)
-        return check_mapped(l, task, kv, err, errlen);
-    if (task < l->kv_blocks)
-        return read_blocks(l->f, 1, task, task + 1, kv, err, errlen);
-    uint32_t sec = 2 + task - l->kv_blocks, item = l->f->sections[sec].item;
-    if (eng_kv_window(l->seg->shape, item / l->seg->shape->n_head_kv))
-        return ENG_MISS_NONE; /* with another context length this layer slides */
-    if (!l->buffers[worker] && !(l->buffers[worker] = malloc(l->buffer_bytes)))
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    return read_codes(l->f, sec, l->buffers[worker], &l->seg->codes[item], err, errlen);
-}
-
-static void load_task(void *ctx, uint32_t task, uint32_t worker)
-{
-    loading *l = ctx;
-    char err[sizeof l->err];
-    int none = ENG_MISS_NONE;
-    if (atomic_load(&l->why))
-        return;
-    eng_miss why = load_part(l, l->first + task, worker, err, sizeof err);
-    if (why && atomic_compare_exchange_strong(&l->why, &none, (int)why))
-        memcpy(l->err, err, sizeof err); /* read after the pool's barrier */
-}
-
-static void count_codes(eng_segment *s)
-{
-    uint32_t heads = head_count(s->shape->n_layer, s->shape->n_head_kv);
-    for (uint32_t i = 0; i < heads; i++)
-        if (s->codes[i]) {
-            size_t bytes;
-            idx_arena(s->codes[i], &bytes);
-            s->index_bytes += bytes;
-            s->n_codes++;
-        }
-    if (eng_segment_coded(s))
-        return;
-    for (uint32_t i = 0; i < heads; i++) {
-        idx_free(s->codes[i]);
-        s->codes[i] = NULL;
-    }
-    s->index_bytes = s->n_codes = 0;
-}
-
-static eng_miss check_owner(const eng_segment_file *f, const eng_segment_owner *owner, char *err, size_t errlen)
-{
-    const eng_segment_head *h = &f->head;
-    const eng_kv_shape *s = owner->shape;
-    if (h->fingerprint != owner->fingerprint || h->n_layer != s->n_layer || h->n_head_kv != s->n_head_kv || h->head_dim != s->head_dim)
-        return miss(err, errlen, ENG_MISS_MODEL, "of another model or other RoPE settings");
-    if (h->type_k != s->type_k || h->type_v != s->type_v)
-        return miss(err, errlen, ENG_MISS_KV_TYPE, "keys or values of another type");
-    return ENG_MISS_NONE;
-}
-
-static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *reader, eng_segment *s, char *err, size_t errlen)
-{
-    loading l = {.f = f, .reader = reader, .seg = s, .kv_blocks = block_count(&f->sections[1]), .buffer_bytes = largest_codes(f)};
-    uint32_t workers = eng_pool_threads(reader->pool);
-    l.buffers = calloc(workers, sizeof *l.buffers);
-    if (!l.buffers)
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    /* A cold disk: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice the time. */
-    posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    if (s->map && reader->checked && !memcmp(reader->checked, &f->stamp, sizeof f->stamp))
-        l.first = l.kv_blocks;
-    eng_pool_run(reader->pool, "read", load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
-    for (uint32_t i = 0; i < workers; i++)
-        free(l.buffers[i]);
-    free(l.buffers);
-    eng_miss why = (eng_miss)atomic_load(&l.why);
-    return why ? miss(err, errlen, why, "%s", l.err) : ENG_MISS_NONE;
-}
-
-/* Its memory, or the file's. */
-static int new_segment(const eng_segment_file *f, const eng_segment_owner *owner, bool mapped, eng_segment *parent, eng_segment **ret)
-{
-    const eng_segment_head *h = &f->head;
-    eng_mapping *map;
-    if (mapped && eng_mapping_new(f->fd, f->sections[1].offset, f->sections[1].bytes, &map) == 0)
-        return eng_segment_new_mapped(owner->shape, parent, h->start, h->n, h->exact, map, ret);
-    return eng_segment_new(owner->shape, parent, h->start, h->n, h->exact, ret);
-}
-
-eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader,
-                               eng_segment *parent, eng_segment **ret, char *err, size_t errlen)
-{
-    eng_segment *s;
-    int32_t *own = NULL;
-    eng_miss why = check_owner(f, owner, err, errlen);
-    if (!why)
-        why = eng_segment_file_ids(f, &own, err, errlen);
-    if (why)
-        return why;
-    if (memcmp(own, ids, (size_t)f->head.n * sizeof *ids) != 0)
-        why = miss(err, errlen, ENG_MISS_TOKENS, "its tokens are others than were listed");
-    else if (new_segment(f, owner, reader->map, parent, &s) < 0)
-        why = miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    if (!why) {
-        memcpy(s->ids, own, (size_t)f->head.n * sizeof *own);
-        s->n = f->head.n;
-        s->tenant = f->head.tenant;
-        s->id = f->head.id;
-        s->has_id = true;
-        why = read_body(f, reader, s, err, errlen);
-        count_codes(s);
-        if (why)
-            eng_segment_unref(s);
-        else
-            *ret = s;
-    }
-    free(own);
-    return why;
-}
-
-eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen)
-{
-    size_t most = largest_codes(f);
-    uint8_t *buffer = malloc(most > BLOCK ? most : BLOCK);
-    if (!buffer)
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    eng_miss why = ENG_MISS_NONE;
-    for (uint32_t sec = 0; !why && sec < 2; sec++)
-        for (uint32_t b = 0; !why && b < block_count(&f->sections[sec]); b++)
-            why = read_blocks(f, sec, b, b + 1, buffer, err, errlen);
-    for (uint32_t sec = 2; !why && sec < f->n_sections; sec++) {
-        idx_index *ix = NULL;
-        why = read_codes(f, sec, buffer, &ix, err, errlen);
-        idx_free(ix);
-    }
-    free(buffer);
-    return why;
 }

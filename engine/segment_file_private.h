@@ -1,0 +1,64 @@
+/* What a segment's file looks like (README.md, "Segment files"), for segment_file.c, which lays it out and writes it, and segment_file_read.c, which checks and
+ * reads it. */
+#ifndef RETRIEVALD_SEGMENT_FILE_PRIVATE_H
+#define RETRIEVALD_SEGMENT_FILE_PRIVATE_H
+
+#include "segment_file.h"
+
+enum {
+    SEG_VERSION = 1,      /* of files as the first programs wrote them */
+    SEG_VERSION_Q8_0 = 2, /* with keys or values in q8_0, which version 1 does not know */
+    SEG_BLOCK = 1 << 20,  /* bytes that share a checksum */
+    SEG_PAGE = 4096,      /* keys and values begin at a multiple of it, so that they could be mapped */
+};
+
+#define SEG_MAGIC "RVSEG\r\n\x1a" /* a transfer as text would change it */
+
+/* Little-endian, as it stands in the file. Then section table, then a checksum (XXH3-64) for each block of each section. */
+typedef struct {
+    uint8_t magic[8];
+    uint32_t version, head_bytes;
+    eng_segment_id id, parent;
+    uint64_t tenant, fingerprint;
+    uint32_t start, n, n_layer, n_head_kv, head_dim, type_k, type_v, exact;
+    uint64_t file_bytes;
+    uint32_t n_sections, n_blocks;
+    int64_t created;
+    uint8_t reserved[128];
+    uint64_t checksum; /* of the head, with this as 0 */
+} seg_disk_head;
+_Static_assert(sizeof(seg_disk_head) == 256, "the header is written as it stands");
+
+typedef enum { SEG_IDS = 1, SEG_KV, SEG_CODES } seg_section_kind;
+
+typedef struct {
+    uint32_t kind, item; /* item: of codes, layer * n_head_kv + head */
+    uint64_t offset, bytes, reserved;
+} seg_section;
+_Static_assert(sizeof(seg_section) == 32, "the table is written as it stands");
+
+static inline uint32_t seg_block_count(const seg_section *s)
+{
+    return (uint32_t)((s->bytes + SEG_BLOCK - 1) / SEG_BLOCK);
+}
+
+static inline size_t seg_block_bytes(const seg_section *s, uint32_t block)
+{
+    uint64_t left = s->bytes - (uint64_t)block * SEG_BLOCK;
+    return left < SEG_BLOCK ? (size_t)left : SEG_BLOCK;
+}
+
+static inline uint32_t seg_head_count(uint32_t n_layer, uint32_t n_head_kv)
+{
+    return n_layer * n_head_kv;
+}
+
+static inline uint32_t seg_version_of(uint32_t type_k, uint32_t type_v)
+{
+    return type_k == ENG_KV_Q8_0 || type_v == ENG_KV_Q8_0 ? SEG_VERSION_Q8_0 : SEG_VERSION;
+}
+
+/* Gives sections whose bytes are known their offsets, one after another behind the head. Returns the file's bytes. */
+uint64_t eng_segment_lay_out(seg_section *s, uint32_t n, uint32_t *ret_blocks, uint32_t *ret_head);
+
+#endif

@@ -1,0 +1,433 @@
+#include "segment_file_private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum {
+    MAX_HEADS = 65536,
+    MAX_DIM = 65536,
+    MAX_TOKENS = 1 << 26,
+};
+
+struct eng_segment_file {
+    int fd;
+    eng_segment_head head;
+    eng_file_stamp stamp;
+    uint8_t *bytes; /* the whole head */
+    const seg_section *sections;
+    const uint64_t *sums;
+    uint32_t n_sections;
+};
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 4, 5))) static eng_miss miss(char *err, size_t errlen, eng_miss why, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, errlen, format, args);
+    va_end(args);
+    return why;
+}
+
+static eng_miss read_failed(int r, char *err, size_t errlen)
+{
+    if (!r)
+        return miss(err, errlen, ENG_MISS_SIZE, "the file ends early");
+    return miss(err, errlen, ENG_MISS_IO, "cannot be read: %s", strerror(-r));
+}
+
+/* 1, or 0: the file ends before that, or -errno. */
+static int read_at(int fd, void *p, size_t n, uint64_t offset)
+{
+    while (n) {
+        ssize_t done = pread(fd, p, n, (off_t)offset);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return done ? -errno : 0;
+        p = (uint8_t *)p + done;
+        n -= (size_t)done;
+        offset += (uint64_t)done;
+    }
+    return 1;
+}
+
+/* The head's own fields, before its size is believed. */
+static eng_miss check_fields(const seg_disk_head *h, uint64_t file_bytes, char *err, size_t errlen)
+{
+    static const uint8_t zero[sizeof h->reserved];
+    if (memcmp(h->magic, SEG_MAGIC, sizeof h->magic) != 0)
+        return miss(err, errlen, ENG_MISS_HEADER, "not a segment file");
+    uint32_t known = seg_version_of(h->type_k, h->type_v);
+    if (h->version != known)
+        return miss(err, errlen, ENG_MISS_VERSION, "version %u of the format; this program knows %u for such keys and values", h->version, known);
+    if (h->file_bytes != file_bytes)
+        return miss(err, errlen, ENG_MISS_SIZE, "%llu bytes, its header says %llu", (unsigned long long)file_bytes,
+                    (unsigned long long)h->file_bytes);
+    bool ok = h->n && h->n <= MAX_TOKENS && h->start <= MAX_TOKENS && h->n_layer && h->n_head_kv && h->n_layer <= MAX_HEADS &&
+              h->n_head_kv <= MAX_HEADS / h->n_layer && h->head_dim && h->head_dim <= MAX_DIM && h->type_k <= ENG_KV_Q8_0 &&
+              h->type_v <= ENG_KV_Q8_0 && h->exact <= 1 && !memcmp(h->reserved, zero, sizeof zero);
+    if (!ok || h->n_sections < 2 || h->n_sections > 2 + seg_head_count(h->n_layer, h->n_head_kv) ||
+        h->head_bytes != sizeof *h + h->n_sections * sizeof(seg_section) + (uint64_t)h->n_blocks * sizeof(uint64_t) || h->head_bytes > file_bytes)
+        return miss(err, errlen, ENG_MISS_HEADER, "the header is damaged");
+    return ENG_MISS_NONE;
+}
+
+static uint64_t kv_bytes(const seg_disk_head *h)
+{
+    eng_kv_shape s = {.n_layer = h->n_layer, .n_head_kv = h->n_head_kv, .head_dim = h->head_dim,
+                      .row_k = eng_kv_row_bytes((eng_kv_type)h->type_k, h->head_dim), .row_v = eng_kv_row_bytes((eng_kv_type)h->type_v, h->head_dim)};
+    return eng_segment_kv_bytes(&s, h->n);
+}
+
+/* The section table must be the one that its sizes give. */
+static bool sections_fit(const seg_disk_head *h, const seg_section *s)
+{
+    seg_section *want = calloc(h->n_sections, sizeof *want);
+    uint32_t n_blocks, head_bytes, heads = seg_head_count(h->n_layer, h->n_head_kv);
+    bool ok = want && s[0].kind == SEG_IDS && s[0].item == 0 && s[0].bytes == (uint64_t)h->n * sizeof(int32_t) && s[1].kind == SEG_KV && s[1].item == 0 &&
+              s[1].bytes == kv_bytes(h);
+    for (uint32_t i = 0; ok && i < h->n_sections; i++) {
+        ok = s[i].bytes && s[i].bytes <= h->file_bytes;
+        if (i >= 2)
+            ok = ok && s[i].kind == SEG_CODES && s[i].item < heads && (i == 2 || s[i].item > s[i - 1].item);
+        want[i] = s[i];
+        want[i].reserved = 0;
+    }
+    ok = ok && eng_segment_lay_out(want, h->n_sections, &n_blocks, &head_bytes) == h->file_bytes && n_blocks == h->n_blocks &&
+         !memcmp(want, s, h->n_sections * sizeof *s);
+    free(want);
+    return ok;
+}
+
+static eng_miss read_head(eng_segment_file *f, uint64_t file_bytes, char *err, size_t errlen)
+{
+    seg_disk_head h;
+    if (file_bytes < sizeof h)
+        return miss(err, errlen, ENG_MISS_SIZE, "%llu bytes are less than a header", (unsigned long long)file_bytes);
+    int r = read_at(f->fd, &h, sizeof h, 0);
+    if (r <= 0)
+        return read_failed(r, err, errlen);
+    eng_miss why = check_fields(&h, file_bytes, err, errlen);
+    if (why)
+        return why;
+    if (!(f->bytes = malloc(h.head_bytes)))
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    r = read_at(f->fd, f->bytes, h.head_bytes, 0);
+    if (r <= 0)
+        return read_failed(r, err, errlen);
+    memset(f->bytes + offsetof(seg_disk_head, checksum), 0, sizeof h.checksum);
+    if (XXH3_64bits(f->bytes, h.head_bytes) != h.checksum)
+        return miss(err, errlen, ENG_MISS_HEADER, "the header's checksum is wrong");
+    f->n_sections = h.n_sections;
+    f->sections = (const seg_section *)(const void *)(f->bytes + sizeof h);
+    f->sums = (const uint64_t *)(const void *)(f->sections + h.n_sections);
+    if (!sections_fit(&h, f->sections))
+        return miss(err, errlen, ENG_MISS_HEADER, "the table of sections is damaged");
+    f->head = (eng_segment_head){
+        .id = h.id, .parent = h.parent, .tenant = h.tenant, .fingerprint = h.fingerprint, .start = h.start, .n = h.n, .n_layer = h.n_layer,
+        .n_head_kv = h.n_head_kv, .head_dim = h.head_dim, .type_k = h.type_k, .type_v = h.type_v, .exact = h.exact, .bytes = h.file_bytes,
+        .created = h.created,
+    };
+    return ENG_MISS_NONE;
+}
+
+static eng_miss why_not_opened(int error)
+{
+    if (error == EMFILE || error == ENFILE || error == ENOMEM) /* the program's trouble, not the file's */
+        return ENG_MISS_MEMORY;
+    return error == ENOENT ? ENG_MISS_GONE : error == ELOOP ? ENG_MISS_KIND : ENG_MISS_IO;
+}
+
+static eng_file_stamp stamp_of(const struct stat *st)
+{
+    return (eng_file_stamp){.device = st->st_dev, .inode = st->st_ino, .bytes = (uint64_t)st->st_size,
+                            .written_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+                            .changed_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec};
+}
+
+eng_miss eng_segment_file_open(int dir_fd, const char *name, eng_segment_file **ret, char *err, size_t errlen)
+{
+    struct stat st;
+    eng_segment_file *f = calloc(1, sizeof *f);
+    if (!f)
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    eng_miss why;
+    f->fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY); /* a FIFO must not keep us waiting */
+    if (f->fd < 0)
+        why = miss(err, errlen, why_not_opened(errno), "cannot be opened: %s", strerror(errno));
+    else if (fstat(f->fd, &st) < 0)
+        why = miss(err, errlen, ENG_MISS_IO, "cannot be read: %s", strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        why = miss(err, errlen, ENG_MISS_KIND, "not a regular file");
+    else {
+        f->stamp = stamp_of(&st);
+        why = read_head(f, f->stamp.bytes, err, errlen);
+    }
+    if (why)
+        eng_segment_file_close(f);
+    else
+        *ret = f;
+    return why;
+}
+
+void eng_segment_file_close(eng_segment_file *f)
+{
+    if (!f)
+        return;
+    if (f->fd >= 0)
+        close(f->fd);
+    free(f->bytes);
+    free(f);
+}
+
+const eng_segment_head *eng_segment_file_head(const eng_segment_file *f)
+{
+    return &f->head;
+}
+
+const eng_file_stamp *eng_segment_file_stamp(const eng_segment_file *f)
+{
+    return &f->stamp;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+static const uint64_t *sums_of(const eng_segment_file *f, uint32_t sec)
+{
+    const uint64_t *sums = f->sums;
+    for (uint32_t i = 0; i < sec; i++)
+        sums += seg_block_count(&f->sections[i]);
+    return sums;
+}
+
+static eng_miss check_sum(const uint8_t *p, size_t bytes, uint64_t sum, uint32_t sec, uint32_t block, char *err, size_t errlen)
+{
+    if (XXH3_64bits(p, bytes) == sum)
+        return ENG_MISS_NONE;
+    return miss(err, errlen, ENG_MISS_CHECKSUM, "the checksum of block %u of section %u is wrong", block, sec);
+}
+
+/* Reads blocks [lo, hi) of a section to where its block lo belongs. */
+static eng_miss read_blocks(const eng_segment_file *f, uint32_t sec, uint32_t lo, uint32_t hi, uint8_t *to, char *err, size_t errlen)
+{
+    const seg_section *s = &f->sections[sec];
+    const uint64_t *sums = sums_of(f, sec);
+    for (uint32_t b = lo; b < hi; b++, to += SEG_BLOCK) {
+        size_t bytes = seg_block_bytes(s, b);
+        int r = read_at(f->fd, to, bytes, s->offset + (uint64_t)b * SEG_BLOCK);
+        if (r <= 0)
+            return read_failed(r, err, errlen);
+        eng_miss why = check_sum(to, bytes, sums[b], sec, b, err, errlen);
+        if (why)
+            return why;
+    }
+    return ENG_MISS_NONE;
+}
+
+eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *err, size_t errlen)
+{
+    int32_t *ids = malloc((size_t)f->head.n * sizeof *ids);
+    if (!ids)
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    eng_miss why = read_blocks(f, 0, 0, seg_block_count(&f->sections[0]), (uint8_t *)ids, err, errlen);
+    if (why)
+        free(ids);
+    else
+        *ret = ids;
+    return why;
+}
+
+/* The codes of one head, through `buffer`. */
+static eng_miss read_codes(const eng_segment_file *f, uint32_t sec, uint8_t *buffer, idx_index **ret, char *err, size_t errlen)
+{
+    const seg_section *s = &f->sections[sec];
+    char reason[128] = "";
+    eng_miss why = read_blocks(f, sec, 0, seg_block_count(s), buffer, err, errlen);
+    if (why)
+        return why;
+    int r = idx_load(buffer, s->bytes, f->head.n, f->head.head_dim, ret, reason, sizeof reason);
+    if (r == 0 && idx_kind_of(*ret) != IDX_FLAT) {
+        idx_free(*ret);
+        *ret = NULL;
+        r = -EBADMSG;
+        snprintf(reason, sizeof reason, "a graph");
+    }
+    if (r == -ENOMEM)
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    return r < 0 ? miss(err, errlen, ENG_MISS_INDEX, "codes of head %u: %s", s->item, reason) : ENG_MISS_NONE;
+}
+
+static size_t largest_codes(const eng_segment_file *f)
+{
+    size_t most = 0;
+    for (uint32_t i = 2; i < f->n_sections; i++)
+        most = f->sections[i].bytes > most ? f->sections[i].bytes : most;
+    return most;
+}
+
+/* One task a block of keys and values, then one a head's codes. */
+typedef struct {
+    const eng_segment_file *f;
+    const eng_segment_reader *reader;
+    eng_segment *seg;
+    uint8_t **buffers; /* one a worker, for codes */
+    size_t buffer_bytes;
+    uint32_t kv_blocks;
+    uint32_t first; /* task: those before it are blocks that were checked before, and are where they were */
+    atomic_int why; /* of the first failure */
+    char err[256];
+} loading;
+
+static eng_miss check_mapped(const loading *l, uint32_t block, const uint8_t *kv, char *err, size_t errlen)
+{
+    eng_miss why = check_sum(kv, seg_block_bytes(&l->f->sections[1], block), sums_of(l->f, 1)[block], 1, block, err, errlen);
+    return eng_mapping_failed(l->seg->map) ? miss(err, errlen, ENG_MISS_IO, "cannot be read") : why;
+}
+
+static eng_miss load_part(loading *l, uint32_t task, uint32_t worker, char *err, size_t errlen)
+{
+    if (l->reader->cancel && atomic_load(l->reader->cancel))
+        return miss(err, errlen, ENG_MISS_CANCELED, "canceled");
+    if (l->reader->heartbeat)
+        atomic_fetch_add(l->reader->heartbeat, 1);
+    uint8_t *kv = l->seg->kv + (size_t)task * SEG_BLOCK;
+    if (task < l->kv_blocks && l->seg->map)
+        return check_mapped(l, task, kv, err, errlen);
+    if (task < l->kv_blocks)
+        return read_blocks(l->f, 1, task, task + 1, kv, err, errlen);
+    uint32_t sec = 2 + task - l->kv_blocks, item = l->f->sections[sec].item;
+    if (eng_kv_window(l->seg->shape, item / l->seg->shape->n_head_kv))
+        return ENG_MISS_NONE; /* with another context length this layer slides */
+    if (!l->buffers[worker] && !(l->buffers[worker] = malloc(l->buffer_bytes)))
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    return read_codes(l->f, sec, l->buffers[worker], &l->seg->codes[item], err, errlen);
+}
+
+static void load_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    loading *l = ctx;
+    char err[sizeof l->err];
+    int none = ENG_MISS_NONE;
+    if (atomic_load(&l->why))
+        return;
+    eng_miss why = load_part(l, l->first + task, worker, err, sizeof err);
+    if (why && atomic_compare_exchange_strong(&l->why, &none, (int)why))
+        memcpy(l->err, err, sizeof err); /* read after the pool's barrier */
+}
+
+static void count_codes(eng_segment *s)
+{
+    uint32_t heads = seg_head_count(s->shape->n_layer, s->shape->n_head_kv);
+    for (uint32_t i = 0; i < heads; i++)
+        if (s->codes[i]) {
+            size_t bytes;
+            idx_arena(s->codes[i], &bytes);
+            s->index_bytes += bytes;
+            s->n_codes++;
+        }
+    if (eng_segment_coded(s))
+        return;
+    for (uint32_t i = 0; i < heads; i++) {
+        idx_free(s->codes[i]);
+        s->codes[i] = NULL;
+    }
+    s->index_bytes = s->n_codes = 0;
+}
+
+static eng_miss check_owner(const eng_segment_file *f, const eng_segment_owner *owner, char *err, size_t errlen)
+{
+    const eng_segment_head *h = &f->head;
+    const eng_kv_shape *s = owner->shape;
+    if (h->fingerprint != owner->fingerprint || h->n_layer != s->n_layer || h->n_head_kv != s->n_head_kv || h->head_dim != s->head_dim)
+        return miss(err, errlen, ENG_MISS_MODEL, "of another model or other RoPE settings");
+    if (h->type_k != s->type_k || h->type_v != s->type_v)
+        return miss(err, errlen, ENG_MISS_KV_TYPE, "keys or values of another type");
+    return ENG_MISS_NONE;
+}
+
+static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *reader, eng_segment *s, char *err, size_t errlen)
+{
+    loading l = {.f = f, .reader = reader, .seg = s, .kv_blocks = seg_block_count(&f->sections[1]), .buffer_bytes = largest_codes(f)};
+    uint32_t workers = eng_pool_threads(reader->pool);
+    l.buffers = calloc(workers, sizeof *l.buffers);
+    if (!l.buffers)
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    /* A cold disk: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice the time. */
+    posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    if (s->map && reader->checked && !memcmp(reader->checked, &f->stamp, sizeof f->stamp))
+        l.first = l.kv_blocks;
+    eng_pool_run(reader->pool, "read", load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
+    for (uint32_t i = 0; i < workers; i++)
+        free(l.buffers[i]);
+    free(l.buffers);
+    eng_miss why = (eng_miss)atomic_load(&l.why);
+    return why ? miss(err, errlen, why, "%s", l.err) : ENG_MISS_NONE;
+}
+
+/* Its memory, or the file's. */
+static int new_segment(const eng_segment_file *f, const eng_segment_owner *owner, bool mapped, eng_segment *parent, eng_segment **ret)
+{
+    const eng_segment_head *h = &f->head;
+    eng_mapping *map;
+    if (mapped && eng_mapping_new(f->fd, f->sections[1].offset, f->sections[1].bytes, &map) == 0)
+        return eng_segment_new_mapped(owner->shape, parent, h->start, h->n, h->exact, map, ret);
+    return eng_segment_new(owner->shape, parent, h->start, h->n, h->exact, ret);
+}
+
+eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader,
+                               eng_segment *parent, eng_segment **ret, char *err, size_t errlen)
+{
+    eng_segment *s;
+    int32_t *own = NULL;
+    eng_miss why = check_owner(f, owner, err, errlen);
+    if (!why)
+        why = eng_segment_file_ids(f, &own, err, errlen);
+    if (why)
+        return why;
+    if (memcmp(own, ids, (size_t)f->head.n * sizeof *ids) != 0)
+        why = miss(err, errlen, ENG_MISS_TOKENS, "its tokens are others than were listed");
+    else if (new_segment(f, owner, reader->map, parent, &s) < 0)
+        why = miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    if (!why) {
+        memcpy(s->ids, own, (size_t)f->head.n * sizeof *own);
+        s->n = f->head.n;
+        s->tenant = f->head.tenant;
+        s->id = f->head.id;
+        s->has_id = true;
+        why = read_body(f, reader, s, err, errlen);
+        count_codes(s);
+        if (why)
+            eng_segment_unref(s);
+        else
+            *ret = s;
+    }
+    free(own);
+    return why;
+}
+
+eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen)
+{
+    size_t most = largest_codes(f);
+    uint8_t *buffer = malloc(most > SEG_BLOCK ? most : SEG_BLOCK);
+    if (!buffer)
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    eng_miss why = ENG_MISS_NONE;
+    for (uint32_t sec = 0; !why && sec < 2; sec++)
+        for (uint32_t b = 0; !why && b < seg_block_count(&f->sections[sec]); b++)
+            why = read_blocks(f, sec, b, b + 1, buffer, err, errlen);
+    for (uint32_t sec = 2; !why && sec < f->n_sections; sec++) {
+        idx_index *ix = NULL;
+        why = read_codes(f, sec, buffer, &ix, err, errlen);
+        idx_free(ix);
+    }
+    free(buffer);
+    return why;
+}
