@@ -179,7 +179,7 @@ static int append(eng_cache *c, eng_segment *s)
 static uint32_t part_for(const eng_segment *s, uint64_t bytes)
 {
     enum { STEP = 64, LEAST = 256 };
-    uint64_t all = eng_segment_bytes_for(s->shape, s->n), index = s->n >= ENG_INDEX_MIN_TOKENS ? idx_codes_max_bytes(s->n, s->shape->head_dim) : 0;
+    uint64_t all = eng_segment_bytes_for(s->shape, s->n), index = s->n >= ENG_INDEX_MIN_TOKENS ? idx_max_bytes(IDX_FLAT, s->n, s->shape->head_dim) : 0;
     for (uint32_t l = 0; l < s->shape->n_layer; l++)
         all += eng_kv_window(s->shape, l) ? 0 : index * s->shape->n_head_kv;
     all = all > eng_segment_bytes(s) ? all : eng_segment_bytes(s);

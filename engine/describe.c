@@ -156,6 +156,23 @@ static void count_tensors(description *d)
     d->d.file_bytes = eng_gguf_size(d->file);
 }
 
+/* As the engine has it for a context as long as in training. */
+static int count_index(description *d)
+{
+    eng_kv_shape s = eng_kv_shape_of(d->model, ENG_KV_F16, ENG_KV_F16);
+    uint32_t *window = calloc(s.n_layer, sizeof *window);
+    if (!window)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < s.n_layer; i++)
+        window[i] = d->model->layers[i].window < d->d.info.n_ctx_train ? d->model->layers[i].window : 0;
+    s.window = window;
+    d->d.index_bytes_per_token = eng_index_bytes_per_token(&s, 0);
+    d->d.index_bytes_cluster = eng_index_bytes_per_token(&s, ENG_WANT_CLUSTER);
+    d->d.index_bytes_graph = eng_index_bytes_per_token(&s, ENG_WANT_CLUSTER | ENG_WANT_GRAPH);
+    free(window);
+    return 0;
+}
+
 /* Opens model and tokenizer as the engine does. -ENOMEM; 0: `refusal` says how it went. */
 static int try_to_open(description *d, const char *path)
 {
@@ -180,12 +197,8 @@ static int try_to_open(description *d, const char *path)
         eng_kv_shape s = eng_kv_shape_of(d->model, (eng_kv_type)k, (eng_kv_type)k);
         d->d.kv_bytes_per_token[k] = eng_kv_bytes_per_token(&s);
     }
-    uint32_t retrieving = 0;
-    for (uint32_t k = 0; k < d->model->n_layer; k++) /* as the engine has it for a context as long as in training */
-        retrieving += !d->model->layers[k].window || d->model->layers[k].window >= i->n_ctx_train;
-    d->d.index_bytes_per_token = eng_index_bytes_per_token(retrieving, d->model->n_head_kv);
     i->kv_bytes_per_token = d->d.kv_bytes_per_token[ENG_KV_F16];
-    return 0;
+    return count_index(d);
 refused:
     d->d.refusal = d->refusal;
     return rc == -ENOMEM ? rc : 0;

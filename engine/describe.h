@@ -33,7 +33,7 @@ typedef struct {
     const char *template_line; /* the first one; its length is in info, where chat_template is NULL */
     size_t template_lines;
     size_t kv_bytes_per_token[ENG_KV_Q8_0 + 1]; /* keys and values, by eng_kv_type of both; 0: with a refusal */
-    size_t index_bytes_per_token; /* at most */
+    size_t index_bytes_per_token, index_bytes_cluster, index_bytes_graph; /* at most: of codes; with what the modes cluster and graph search */
 } eng_description;
 
 /* Maps the file; its weights are not read, nothing is started. -errno with a sentence: it cannot be read at all. */

@@ -143,29 +143,43 @@ static void fill_info(eng_engine *e)
     i->step_bytes = eng_model_step_bytes(m);
 }
 
+/* Of the modes that every session's keys are made ready for, in a context of any length, the most. auto is one of them where no estimate is wanted. */
+static unsigned most_wanted(const eng_engine *e)
+{
+    unsigned wants = 0;
+    for (uint32_t mode = 0; e->params.index_modes >> mode; mode++) {
+        eng_attention a = eng_attention_default();
+        a.mode = (eng_attn_mode)mode;
+        a.estimate = mode != ENG_ATTN_AUTO;
+        if (e->params.index_modes >> mode & 1)
+            wants |= eng_attn_wants(eng_forward_attention(e->forward), &a, e->params.n_ctx);
+    }
+    return wants;
+}
+
 /* A context that cannot fit is refused now, not killed later. */
 static int check_memory(const eng_engine *e, char *err, size_t errlen)
 {
     const double mib = 1048576;
-    uint32_t retrieving = 0;
-    for (uint32_t i = 0; i < e->shape.n_layer; i++)
-        retrieving += !eng_kv_window(&e->shape, i);
     eng_memory m = {
         .weights = e->info.model_bytes,
         .scratch = e->info.scratch_bytes,
         .kv_per_token = e->info.kv_bytes_per_token,
-        .index_per_token = eng_index_bytes_per_token(retrieving, e->shape.n_head_kv),
     };
+    eng_memory_of_index(&m, &e->shape, e->wants, e->info.n_threads);
     uint64_t limit = eng_memory_limit("");
     int r = eng_memory_check(&m, e->params.n_ctx, limit, err, errlen);
     if (r < 0)
         return r;
     eng_log(e, LOG_INFO,
-            "memory: %.1f MiB of weights (mapped), %.1f MiB of scratch, %.1f MiB of keys and values for %u tokens, up to %.1f MiB of their index; "
-            "kept contexts up to %.0f MiB in all; there are %.0f MiB",
+            "memory: %.1f MiB of weights (mapped), %.1f MiB of scratch, %.1f MiB of keys and values for %u tokens, up to %.1f MiB of their index "
+            "(codes%s%s%s) and %.1f MiB more until it is built; kept contexts up to %.0f MiB in all; there are %.0f MiB",
             (double)m.weights / mib, (double)m.scratch / mib, (double)m.kv_per_token * e->params.n_ctx / mib, e->params.n_ctx,
-            (double)m.index_per_token * e->params.n_ctx / mib, (double)e->params.cache_ram / mib, (double)limit / mib);
-    if (m.weights + m.scratch > limit || e->params.cache_ram > limit - m.weights - m.scratch)
+            (double)m.index_per_token * e->params.n_ctx / mib, e->wants & ENG_WANT_CLUSTER ? ", clusters" : "", e->wants & ENG_WANT_IVF ? ", ivf" : "",
+            e->wants & ENG_WANT_GRAPH ? ", graphs" : "", ((double)m.build + (double)m.build_per_token * e->params.n_ctx) / mib, (double)e->params.cache_ram / mib,
+            (double)limit / mib);
+    uint64_t fixed = m.weights + m.scratch + m.build;
+    if (fixed > limit || e->params.cache_ram > limit - fixed)
         eng_log(e, LOG_WARNING, "kept contexts may grow to %.0f MiB (--cache-ram), which with the model is more than the %.0f MiB there are",
                 (double)e->params.cache_ram / mib, (double)limit / mib);
     return 0;
@@ -214,6 +228,7 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
         return r;
     eng_cache_keep_parts(e->cache, index_part, e); /* until there is a disk tier */
     fill_info(e);
+    e->wants = most_wanted(e);
     if ((r = eng_named_open(e)) < 0)
         return r;
     if ((r = check_memory(e, err, errlen)) < 0)

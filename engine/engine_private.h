@@ -39,6 +39,7 @@ struct eng_engine {
     eng_rope rope;
     uint32_t *window;           /* [n_layer]: shape.window */
     eng_kv_shape shape;
+    unsigned wants;             /* what beside codes the keys of every session are to have, at most: ENG_WANT_... */
     float *key_shift;           /* what 8-bit keys are stored with (key_mean.h); NULL: other keys */
     eng_info info;
     char *chat_template;

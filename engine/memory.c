@@ -1,4 +1,5 @@
 #include "memory.h"
+#include "index_work.h"
 #include "text.h"
 
 #include <errno.h>
@@ -25,13 +26,46 @@ eng_kv_shape eng_kv_shape_of(const eng_model *m, eng_kv_type type_k, eng_kv_type
     };
 }
 
-/* A graph's arena: for each key where its links begin, and its links. Their number varies from key to key; what is counted is the most
- * there can be, twice the links that pruning leaves and a few more (graph_link.c). */
-uint64_t eng_index_bytes_per_token(uint32_t n_layer, uint32_t n_head_kv)
+static uint64_t retrieving_heads(const eng_kv_shape *shape)
 {
-    enum { SPARE = 4 };
-    idx_graph_params p = idx_graph_params_default();
-    return (uint64_t)n_layer * n_head_kv * (1 + 2 * p.degree + SPARE) * sizeof(uint32_t);
+    uint32_t layers = 0;
+    for (uint32_t i = 0; i < shape->n_layer; i++)
+        layers += !eng_kv_window(shape, i);
+    return (uint64_t)layers * shape->n_head_kv;
+}
+
+/* Counted at the fewest keys that get an index, which take the most each. */
+uint64_t eng_index_bytes_per_token(const eng_kv_shape *shape, unsigned wants)
+{
+    enum { KEYS = ENG_INDEX_MIN_TOKENS };
+    static const struct {
+        unsigned want;
+        idx_kind kind;
+    } kinds[] = {{ENG_WANT_CLUSTER, IDX_CLUSTER}, {ENG_WANT_IVF, IDX_IVF}, {ENG_WANT_GRAPH, IDX_GRAPH}};
+    uint64_t bytes = idx_max_bytes(IDX_FLAT, KEYS, shape->head_dim);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        bytes += wants & kinds[i].want ? idx_max_bytes(kinds[i].kind, KEYS, shape->head_dim) : 0;
+    if ((wants & ENG_WANT_GRAPH) && (wants & ENG_WANT_CLUSTER))
+        bytes += KEYS * sizeof(uint32_t); /* the clusters of a graph's keys */
+    if (wants)
+        bytes += KEYS / ENG_KEYS_PER_KEPT_QUERY * (shape->head_dim + sizeof(uint16_t));
+    return (bytes + KEYS - 1) / KEYS * retrieving_heads(shape);
+}
+
+/* A thread builds a head's index at a time (index/README.md, "Memory while building"). */
+void eng_memory_of_index(eng_memory *m, const eng_kv_shape *shape, unsigned wants, uint32_t n_threads)
+{
+    enum { RUN = 12288, KEY = 4, LIST_KEY = 20, GRAPH_KEY = 400, GRAPH_QUERY = 450 };
+    uint64_t dim = shape->head_dim, heads = retrieving_heads(shape), builds = n_threads < heads ? n_threads : heads;
+    uint64_t run = RUN * (dim + 16), key = KEY + dim / 4, query = (uint64_t)shape->n_layer * shape->n_head_kv * dim * sizeof(uint16_t);
+    if (wants & (ENG_WANT_CLUSTER | ENG_WANT_IVF))
+        key += LIST_KEY + dim * sizeof(float);
+    if (wants & ENG_WANT_GRAPH)
+        key = GRAPH_KEY + dim * sizeof(float);
+    m->index_per_token = eng_index_bytes_per_token(shape, wants);
+    m->build_per_token = builds * key;
+    m->build = builds * run + (wants ? query * (ENG_SAMPLED_QUERIES + shape->group) : 0) +
+               (wants & ENG_WANT_GRAPH ? builds * GRAPH_QUERY * (ENG_SAMPLED_QUERIES + shape->group) : 0);
 }
 
 /* ---- what there is ---------------------------------------------------------------------------------------------- */
@@ -106,17 +140,18 @@ bool eng_memory_huge_pages(const char *root)
 
 int eng_memory_check(const eng_memory *m, uint32_t n_ctx, uint64_t limit, char *err, size_t errlen)
 {
-    uint64_t fixed = m->weights + m->scratch, per_token = m->kv_per_token + m->index_per_token;
+    uint64_t fixed = m->weights + m->scratch + m->build, per_token = m->kv_per_token + m->index_per_token + m->build_per_token;
     uint64_t most = fixed < limit && per_token ? (limit - fixed) / per_token : 0;
     if (n_ctx <= most)
         return 0;
     if (!most)
-        return eng_fail(err, errlen, -ENOMEM, "the model takes %.0f MiB (%.0f of weights), and there are %.0f MiB of memory", MIB(fixed),
-                        MIB(m->weights), MIB(limit));
+        return eng_fail(err, errlen, -ENOMEM, "the model takes %.0f MiB (%.0f of weights, %.0f while an index is built), and there are %.0f MiB of memory",
+                        MIB(fixed), MIB(m->weights), MIB(m->build), MIB(limit));
+    double building = (double)m->build + m->build_per_token * (double)n_ctx;
     return eng_fail(err, errlen, -ENOMEM,
                     "a context of %" PRIu32
-                    " tokens takes %.0f MiB of keys and values and up to %.0f MiB of index, beside %.0f MiB of weights "
+                    " tokens takes %.0f MiB of keys and values and up to %.0f MiB of index, of which %.0f MiB until it is built, beside %.0f MiB of weights "
                     "and %.0f MiB of scratch, and there are %.0f MiB of memory; the largest -c that fits is %" PRIu64,
-                    n_ctx, MIB(m->kv_per_token * (double)n_ctx), MIB(m->index_per_token * (double)n_ctx), MIB(m->weights), MIB(m->scratch),
-                    MIB(limit), most);
+                    n_ctx, MIB(m->kv_per_token * (double)n_ctx), MIB(m->index_per_token * (double)n_ctx + building), MIB(building), MIB(m->weights),
+                    MIB(m->scratch), MIB(limit), most);
 }

@@ -1,6 +1,8 @@
 /* Named contexts and the engine: the public functions; what of them is in memory, and stays there when it is pinned. */
 #include "engine_private.h"
 
+#include "memory.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
@@ -17,14 +19,10 @@ struct eng_holds {
     uint64_t seen; /* what it was made from */
 };
 
-/* Of a token: keys, values, codes. */
+/* Of a token: keys, values, and what is built over them for every session. */
 static uint64_t token_bytes(const eng_engine *e)
 {
-    enum { MANY = 32768 };
-    uint32_t retrieving = 0;
-    for (uint32_t i = 0; i < e->shape.n_layer; i++)
-        retrieving += eng_kv_window(&e->shape, i) ? 0 : e->shape.n_head_kv;
-    return eng_kv_bytes_per_token(&e->shape) + sizeof(int32_t) + idx_codes_max_bytes(MANY, e->shape.head_dim) * retrieving / MANY;
+    return eng_kv_bytes_per_token(&e->shape) + sizeof(int32_t) + eng_index_bytes_per_token(&e->shape, e->wants);
 }
 
 int eng_named_open(eng_engine *e)

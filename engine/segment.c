@@ -132,7 +132,7 @@ void eng_segment_alloc_codes(eng_segment *s)
 {
     if (s->code_memory)
         return;
-    s->code_stride = idx_codes_max_bytes(s->n, s->shape->head_dim);
+    s->code_stride = idx_max_bytes(IDX_FLAT, s->n, s->shape->head_dim);
     s->code_memory = s->code_stride ? arena_new(code_bytes(s)) : NULL;
 }
 
@@ -264,9 +264,8 @@ static uint16_t thin_query(const uint16_t *q, uint32_t d, int8_t *codes)
 
 void eng_segment_thin_queries(eng_segment *s)
 {
-    enum { KEYS = 32 }; /* for each query of a head that stays */
     const eng_kv_shape *h = s->shape;
-    uint32_t m = s->n / (KEYS * h->group), of = s->m, *rows = s->query_row;
+    uint32_t m = s->n / (ENG_KEYS_PER_KEPT_QUERY * h->group), of = s->m, *rows = s->query_row;
     m = m < of ? m : of;
     if (!s->queries)
         return;

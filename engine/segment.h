@@ -114,6 +114,11 @@ size_t eng_segment_kv_bytes(const eng_kv_shape *shape, uint32_t cap);  /* of it,
 /* Memory for the codes of a sealed segment, unless there is some. Without it, if there is no room, each index takes its own. */
 void eng_segment_alloc_codes(eng_segment *s);
 
+enum {
+    ENG_SAMPLED_QUERIES = 8192,   /* of a KV head, all heads of its group counted: more adds little recall (notes, section 7) */
+    ENG_KEYS_PER_KEPT_QUERY = 32, /* when they have done their work */
+};
+
 /* Room for m_cap sampled query positions. */
 int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap);
 void eng_segment_free_queries(eng_segment *s);

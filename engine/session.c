@@ -22,7 +22,6 @@
 enum {
     SEAL_RUN = 2048,        /* generated tokens sealed at a time, once they have left the window */
     FILL_MIN = 256,         /* a shorter prompt remainder stays in the delta until the end */
-    SAMPLED_QUERIES = 8192, /* per KV head, all heads of the group counted: more adds little recall (notes, section 7) */
 };
 
 struct eng_session {
@@ -131,7 +130,7 @@ static int add_segments(eng_session *s)
     if (!wants)
         return r;
     s->sampling.from = s->n_cached;
-    s->sampling.stride = (uint32_t)(((uint64_t)n_new * shape->group + SAMPLED_QUERIES - 1) / SAMPLED_QUERIES);
+    s->sampling.stride = (uint32_t)(((uint64_t)n_new * shape->group + ENG_SAMPLED_QUERIES - 1) / ENG_SAMPLED_QUERIES);
     if (eng_segment_alloc_queries(s->filling, (n_new + s->sampling.stride - 1) / s->sampling.stride) == 0) {
         s->sampling.seg = s->filling; /* else: codes alone, and all the rest still works */
         s->filling->wants = wants;

@@ -124,12 +124,6 @@ size_t idx_codes_layout(idx_kind kind, bool narrow, uint32_t n, uint32_t dim, ui
     return at;
 }
 
-size_t idx_codes_max_bytes(uint32_t n, uint32_t dim)
-{
-    size_t at[IDX_CODE_PARTS];
-    return idx_codes_layout(IDX_FLAT, false, n, dim, idx_codes_max_clusters(n), at);
-}
-
 /* ---- clusters of one run ---------------------------------------------------------------------------------------- */
 
 /* Values that aren't finite would be in every estimate; they count as 0. */

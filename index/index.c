@@ -1,5 +1,5 @@
 /* The parts of the interface that belong to no kind: memory, scratch, the way into a search. */
-#include "private.h"
+#include "graph_build.h"
 
 #include <errno.h>
 #include <math.h>
@@ -25,6 +25,15 @@ const void *idx_arena(const idx_index *ix, size_t *ret_bytes)
 {
     *ret_bytes = ix->bytes;
     return ix->arena;
+}
+
+size_t idx_max_bytes(idx_kind kind, uint32_t n, uint32_t dim)
+{
+    size_t at[IDX_CODE_PARTS];
+    if (kind != IDX_GRAPH)
+        return idx_codes_layout(kind, false, n, dim, idx_codes_max_clusters(n), at);
+    idx_graph_params p = idx_graph_params_default();
+    return idx_arena_bytes(n, p.entries < n ? p.entries : n, (uint64_t)n * (2 * p.degree + IDX_SPARE_LINKS));
 }
 
 idx_kind idx_kind_of(const idx_index *ix)

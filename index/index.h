@@ -72,9 +72,9 @@ typedef struct idx_builder idx_builder;
 int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret);
 
 /* Starts a build of codes of 8 bits, or 4 to compare, over keys [n][dim] and the values [n][dim] that belong to them. query_power [dim]: how large queries are in each dimension, squared, in any
- * unit, or NULL: alike in all; copied. memory: NULL, or where the index shall lie, 64-byte aligned, idx_codes_max_bytes() that outlive it. Errors as above. */
+ * unit, or NULL: alike in all; copied. memory: NULL, or where the index shall lie, 64-byte aligned, idx_max_bytes() that outlive it. Errors as above. */
 int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, uint32_t bits, void *memory, idx_builder **ret);
-size_t idx_codes_max_bytes(uint32_t n, uint32_t dim); /* 0: no such index */
+size_t idx_max_bytes(idx_kind kind, uint32_t n, uint32_t dim); /* of an index (a graph with default parameters), at most; 0: no such index */
 void idx_query_power(const idx_queries *q, uint32_t dim, float *ret); /* [dim]: mean squares; 0: no queries */
 
 /* The same in the order of clusters of keys: lists (IDX_CLUSTER, IDX_IVF). A key that isn't finite ends the build with -EINVAL. */

@@ -95,8 +95,8 @@ static void list_word(const char *list, size_t i, char word[32], bool *more)
     *more = list[n] == ',';
 }
 
-/* Of a list of modes, those that search more than codes, as bits: auto's own choice depends on the session's length. */
-static uint32_t index_modes(const char *list)
+/* A list of modes as bits, of those that may search more than codes: auto does without an estimate alone, and by the session's length. */
+static uint32_t index_modes(const char *list, bool estimate)
 {
     uint32_t modes = 0;
     char word[32];
@@ -104,7 +104,7 @@ static uint32_t index_modes(const char *list)
     for (size_t i = 0; more; i++) {
         eng_attn_mode mode;
         list_word(list, i, word, &more);
-        if (eng_attn_mode_parse(word, &mode) == 0 && mode != ENG_ATTN_AUTO)
+        if (eng_attn_mode_parse(word, &mode) == 0 && (mode != ENG_ATTN_AUTO || !estimate))
             modes |= 1u << mode;
     }
     return modes;
@@ -139,7 +139,7 @@ int srv_engine_params(const cfg_settings *s, eng_params *ret, char *err, size_t 
     if (s->ubatch_size)
         p.n_chunk = s->ubatch_size;
     p.cache_ram = (size_t)s->cache_ram << 20;
-    p.index_modes = s->attention ? index_modes(s->attention) : 0;
+    p.index_modes = s->attention ? index_modes(s->attention, !s->estimate || !strcmp(s->estimate, "on")) : 0;
     *ret = p;
     return 0;
 }

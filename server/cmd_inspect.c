@@ -65,7 +65,8 @@ static void print_memory(const eng_description *d)
         printf("%s %.1f MiB for 1,024 tokens, %.1f MiB for %u (%s)\n", k ? "             " : "keys, values ",
                MIB(d->kv_bytes_per_token[k] * THOUSAND), MIB((double)d->kv_bytes_per_token[k] * i->n_ctx_train), i->n_ctx_train,
                kv_names[k]);
-    printf("index         up to %.1f MiB for 1,024 tokens\n", MIB(d->index_bytes_per_token * THOUSAND));
+    printf("index         up to %.1f MiB for 1,024 tokens, %.1f MiB with --attention cluster, %.1f MiB with --attention graph\n",
+           MIB(d->index_bytes_per_token * THOUSAND), MIB(d->index_bytes_cluster * THOUSAND), MIB(d->index_bytes_graph * THOUSAND));
 }
 
 static void print_table(const eng_description *d, const char *path)
@@ -138,6 +139,8 @@ static void put_memory(srv_buf *b, const eng_description *d)
         srv_buf_printf(b, "%s\"%s\":%zu", k ? "," : "", kv_names[k], d->kv_bytes_per_token[k] * THOUSAND);
     srv_buf_puts(b, "}");
     put_number(b, "index_bytes_per_1k", d->index_bytes_per_token * THOUSAND);
+    put_number(b, "index_bytes_per_1k_cluster", d->index_bytes_cluster * THOUSAND);
+    put_number(b, "index_bytes_per_1k_graph", d->index_bytes_graph * THOUSAND);
 }
 
 static int print_json(const eng_description *d, const char *path)

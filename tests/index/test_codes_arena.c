@@ -65,8 +65,8 @@ START_TEST(steps_change_nothing)
     idx_rows keys = {k, DIM * 2, N, DIM, IDX_F16}, values = {v, DIM * 2, N, DIM, IDX_F16};
     idx_index *a = build(kind, &keys, &values, &train, 0), *b, *c;
     size_t na, nb;
-    void *memory = need(aligned_alloc(64, (idx_codes_max_bytes(N, DIM) + 63) & ~(size_t)63));
-    memset(memory, 0xa5, idx_codes_max_bytes(N, DIM));
+    void *memory = need(aligned_alloc(64, (idx_max_bytes(IDX_FLAT, N, DIM) + 63) & ~(size_t)63));
+    memset(memory, 0xa5, idx_max_bytes(IDX_FLAT, N, DIM));
     b = build_in(kind, &keys, &values, &train, 1, memory);
     ck_assert((idx_arena(b, &nb) == memory) == is_flat(kind));
     const void *pa = idx_arena(a, &na), *pb = idx_arena(b, &nb);

@@ -1,5 +1,6 @@
 /* What index builds leave beside keys and values: how much memory that is, and the queries that stay for a segment that this one is merged into. */
 #include "index_work.h"
+#include "memory.h"
 #include "quant.h"
 #include "support.h"
 
@@ -64,6 +65,14 @@ static size_t bytes_of(idx_index *const *all)
     return bytes;
 }
 
+/* All that is beside keys and values is as much as memory.h announces, and little less. */
+static void check_plan(const eng_segment *s, const eng_kv_shape *shape, unsigned wants, double least)
+{
+    double planned = (double)eng_index_bytes_per_token(shape, wants) * s->n, squares = (double)shape->n_layer * shape->n_head_kv * shape->head_dim * sizeof(float);
+    double is = (double)eng_segment_bytes(s) - (double)eng_segment_kv_bytes(shape, s->n) - (double)s->n * sizeof *s->ids - squares;
+    ck_assert_msg(is <= planned && is >= least * planned, "%.0f bytes where %.0f were planned", is, planned);
+}
+
 START_TEST(memory)
 {
     uint32_t d = heads[_i].dim, group = heads[_i].group;
@@ -83,6 +92,7 @@ START_TEST(memory)
            100. * (double)cluster / (double)kv, 100. * (double)rest / (double)kv);
     ck_assert_double_le((double)(codes + rest) / (double)kv, heads[_i].share);
     ck_assert_double_le((double)(cluster + rest) / (double)kv, heads[_i].share);
+    check_plan(s, &shape, ENG_WANT_CLUSTER, .93);
 
     /* few, from everywhere, near what they were, with the rows they saw */
     ck_assert(s->m >= N / 33 / group && s->m <= N / 32 / group);
@@ -154,6 +164,7 @@ START_TEST(threads_change_nothing)
             const void *a = idx_arena(all[0][kind][head], &n), *b = idx_arena(all[1][kind][head], &m);
             ck_assert(n == m && !memcmp(a, b, n));
         }
+    check_plan(s[0], &shape, ENG_WANT_CLUSTER | ENG_WANT_IVF | ENG_WANT_GRAPH, .75); /* of a graph most keys have fewer links than they may */
     for (int head = HEADS; head < 2 * HEADS; head++)
         ck_assert(!memcmp(s[0]->members[head], s[1]->members[head], SMALL * sizeof **s[0]->members));
     eng_segment_unref(s[0]);

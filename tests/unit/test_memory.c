@@ -94,25 +94,35 @@ START_TEST(what_fits)
     ck_assert_msg(strstr(err, "the largest -c that fits is 255") != NULL, "%s", err);
     ck_assert_int_eq(eng_memory_check(&m, 1 << 24, fixed + (1 << 20), err, sizeof err), -ENOMEM);
     ck_assert_msg(strstr(err,
-                         "49152 MiB of keys and values and up to 16384 MiB of index, beside 1000 MiB of weights and 24 MiB of scratch, and "
+                         "49152 MiB of keys and values and up to 16384 MiB of index, of which 0 MiB until it is built, beside 1000 MiB of weights and 24 MiB of scratch, and "
                          "there are 1025 MiB of memory; the largest -c that fits is 256") != NULL,
                   "%s", err);
+    /* The same with an index of half its size that takes the rest until it is built. */
+    eng_memory building = m;
+    building.weights -= 8 << 20;
+    building.build = 8 << 20;
+    building.index_per_token = building.build_per_token = m.index_per_token / 2;
+    ck_assert_int_eq(eng_memory_check(&building, 256, fixed + (1 << 20), err, sizeof err), 0);
+    ck_assert_int_eq(eng_memory_check(&building, 257, fixed + (1 << 20), err, sizeof err), -ENOMEM);
+    ck_assert_int_eq(eng_memory_check(&building, 1 << 24, fixed + (1 << 20), err, sizeof err), -ENOMEM);
+    ck_assert_msg(strstr(err, "up to 16392 MiB of index, of which 8200 MiB until it is built, beside 992 MiB") != NULL, "%s", err);
     /* Not even the model. */
     ck_assert_int_eq(eng_memory_check(&m, 1, fixed, err, sizeof err), -ENOMEM);
-    ck_assert_msg(strstr(err, "the model takes 1024 MiB (1000 of weights), and there are 1024 MiB") != NULL, "%s", err);
+    ck_assert_msg(strstr(err, "the model takes 1024 MiB (1000 of weights, 0 while an index is built), and there are 1024 MiB") != NULL, "%s", err);
     ck_assert_int_eq(eng_memory_check(&m, 1, 0, err, sizeof err), -ENOMEM);
     ck_assert_int_eq(eng_memory_check(&m, UINT32_MAX, UINT64_MAX, err, sizeof err), 0);
 }
 END_TEST
 
 /* A context that no machine has room for, through the engine itself. */
-START_TEST(refused_at_start)
+static unsigned long most_for(uint32_t index_modes)
 {
     char err[512] = "";
     eng_engine *e = NULL;
     eng_params p = eng_params_default();
     p.n_ctx = UINT32_MAX;
     p.type_k = p.type_v = ENG_KV_F32;
+    p.index_modes = index_modes;
     ck_assert_int_eq(eng_open(t_path("golden/gguf/tiny-llama-f32.gguf"), &p, &e, err, sizeof err), -ENOMEM);
     ck_assert_msg(strstr(err, "the largest -c that fits is ") != NULL, "%s", err);
     unsigned long most = strtoul(strstr(err, " fits is ") + 9, NULL, 10);
@@ -123,6 +133,14 @@ START_TEST(refused_at_start)
     e = NULL;
     p.n_ctx++;
     ck_assert_int_eq(eng_open(t_path("golden/gguf/tiny-llama-f32.gguf"), &p, &e, err, sizeof err), -ENOMEM);
+    return most;
+}
+
+/* Where the server's default searches more, less of it fits. */
+START_TEST(refused_at_start)
+{
+    unsigned long codes = most_for(0), cluster = most_for(1u << ENG_ATTN_CLUSTER), graph = most_for(1u << ENG_ATTN_GRAPH);
+    ck_assert(graph < cluster && cluster < codes && codes == most_for(1u << ENG_ATTN_FLAT));
 }
 END_TEST
 
