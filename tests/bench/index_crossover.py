@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """index_crossover.py RETRIEVALD SET... [--lengths N,N,...] [--steps N] [--replicas N] [-o FILE.svg]: from how many keys on which kind of index is cheaper, on real keys.
 
-SET is a folder as tests/data/qk/README.md describes it, with values.npy. Each is cut to the lengths that it holds, the first 128 and the last rows, with the training queries whose
-positions are among those, and measured by `retrievald bench index --attn-top-k 100 --estimate off`. Prints a table: CPU time of a search by flat int8's in the same run, recall@16, share of
-the keys scored. With -o it is drawn (needs numpy and, for that, matplotlib): filled where recall@16 >= .999, a line for the mean over the sets of a length.
+SET is what index_sets.py says. Each is cut to the lengths that it holds (all of its rows, where it lacks less than 2 % of one), the first 128 and the last rows, with the training queries
+whose positions are among those, and measured by `retrievald bench index --attn-top-k 100 --estimate off`. Prints a table: CPU time of a search by flat int8's in the same run,
+recall@16, share of the keys scored. With -o it is drawn (needs numpy and, for that, matplotlib): filled where recall@16 >= .999, a line for the mean over the sets of a length.
 """
 import argparse
 import json
@@ -13,28 +13,35 @@ import tempfile
 
 import numpy as np
 
+from index_sets import files
+
 SINK, TARGET = 128, 0.999
 KINDS = ["f16", "cluster", "ivf", "graph"]
-FILES = {"keys": "keys", "values": "values", "queries": "decode_q", "train-queries": "prefill_q", "train-positions": "prefill_q_pos", "key-positions": "key_pos"}
 
 
-def cut(folder, n, to):
-    x = {name: np.load(folder / f"{name}.npy") for name in FILES.values()}
-    keep = np.r_[0:SINK, len(x["keys"]) - (n - SINK) : len(x["keys"])]
-    for name in ("keys", "values", "key_pos"):
-        x[name] = x[name][keep]
-    trained = (x["prefill_q_pos"] < SINK) | (x["prefill_q_pos"] >= x["key_pos"][SINK])
-    for name in ("prefill_q", "prefill_q_pos"):
-        x[name] = x[name][trained]
-    for name, array in x.items():
-        np.save(to / f"{name}.npy", array)
+def cut(where, n, to):
+    """Writes the cut set to a folder; returns its files by flag."""
+    x = {flag: np.load(path) for flag, path in files(where).items()}
+    held = len(x["keys"])
+    pos = x.pop("key-positions", np.arange(held, dtype=np.int32))
+    n = min(n, held)
+    keep = np.r_[0:SINK, held - (n - SINK) : held]
+    trained = (x["train-positions"] < SINK) | (x["train-positions"] >= pos[keep[SINK]])
+    for flag in ("keys", "values"):
+        x[flag] = x[flag][keep]
+    for flag in ("train-queries", "train-positions"):
+        x[flag] = x[flag][trained]
+    x["key-positions"] = pos[keep]
+    for flag, array in x.items():
+        np.save(to / f"{flag}.npy", array)
+    return {flag: to / f"{flag}.npy" for flag in x}
 
 
-def measure(program, folder, args):
+def measure(program, paths, args):
     command = [program, "bench", "index", "-o", "jsonl", "--kind", "flat,cluster,ivf,graph", "--estimate", "off", "--attn-top-k", 100, "-n", args.steps]
     command += ["-r", args.rounds, "--replicas", args.replicas]
-    for flag, name in FILES.items():
-        command += [f"--{flag}", folder / f"{name}.npy"]
+    for flag, path in paths.items():
+        command += [f"--{flag}", path]
     result = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=True)
     return {row["kind"]: row for row in map(json.loads, result.stdout.splitlines())}
 
@@ -69,7 +76,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("sets", type=pathlib.Path, nargs="+")
-    parser.add_argument("--lengths", default="2048,4096,8192,16384,32560")
+    parser.add_argument("--lengths", default="1024,2048,4096,8192,16384,32768,65536,131072")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--replicas", type=int, default=16)
@@ -77,15 +84,14 @@ def main():
     args = parser.parse_args()
     points = []
     print(f"{'set':<18}{'keys':>7}{'int8 us':>9}" + "".join(f"{kind + ': of int8, @16, scored':>34}" for kind in KINDS))
-    for folder in args.sets:
-        held = len(np.load(folder / "keys.npy", mmap_mode="r"))
-        for n in [n for n in map(int, args.lengths.split(",")) if n <= held]:
+    for where in args.sets:
+        held = len(np.load(files(where)["keys"], mmap_mode="r"))
+        for n in [n for n in map(int, args.lengths.split(",")) if n <= 1.02 * held]:
             with tempfile.TemporaryDirectory() as to:
-                cut(folder, n, pathlib.Path(to))
-                rows = measure(args.program, pathlib.Path(to), args)
-            points.append((folder.name, n, rows))
+                rows = measure(args.program, cut(where, n, pathlib.Path(to)), args)
+            points.append((where.name, n, rows))
             cells = "".join(f"{r['relative']:>20.2f}{r['recall16']['mean']:>8.4f}{100 * r['visited_group']:>5.0f}%" for r in (rows[k] for k in KINDS))
-            print(f"{folder.name:<18}{n:>7}{rows['int8']['us']['median']:>9.1f}{cells}", flush=True)
+            print(f"{where.name:<18}{min(n, held):>7}{rows['int8']['us']['median']:>9.1f}{cells}", flush=True)
     if args.output:
         draw(points, args.output)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """index_peers.py RETRIEVALD SET [--top-k N] [--steps N] [--replicas N]: other libraries' indexes beside `retrievald bench index`, in one table.
 
-SET is a folder as tests/data/qk/README.md describes it, with values.npy. Needs numpy, faiss-cpu and hnswlib. IVF-SQ8 is faiss's inverted lists of 8-bit codes by inner
+SET is what index_sets.py says. Needs numpy, faiss-cpu and hnswlib. IVF-SQ8 is faiss's inverted lists of 8-bit codes by inner
 product; HNSW is hnswlib's graph, on keys to which a coordinate is added that turns the largest inner product into the least distance. Each is built over the same
 rows with one thread and searched for a group's heads one after another, as wide as it takes for recall@16 >= .999, or else as wide as the ladder goes. Times are CPU time of one
 thread, over as many copies in turn; "of int8" divides by flat int8's of the run of retrievald just before.
@@ -17,16 +17,17 @@ import faiss
 import hnswlib
 import numpy as np
 
+from index_sets import files
+
 SINK, LOCAL, BEST = 128, 512, 16
 LADDER = [8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 
 
-def ours(program, folder, args):
-    files = {"keys": "keys", "values": "values", "queries": "decode_q", "train-queries": "prefill_q", "train-positions": "prefill_q_pos", "key-positions": "key_pos"}
+def ours(program, where, args):
     command = [program, "bench", "index", "-o", "jsonl", "--estimate", "off", "--n-sink", SINK, "--n-local", LOCAL, "--attn-top-k", args.top_k]
     command += ["-n", args.steps, "--replicas", args.replicas]
-    for flag, name in files.items():
-        command += [f"--{flag}", folder / f"{name}.npy"]
+    for flag, path in files(where).items():
+        command += [f"--{flag}", path]
     result = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=True)
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -110,21 +111,22 @@ def measure(kind, keys, queries, exact, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("set", type=pathlib.Path)
     parser.add_argument("--top-k", type=int, default=100)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--replicas", type=int, default=16)
     args = parser.parse_args()
     faiss.omp_set_num_threads(1)
-    lines = ours(args.program, args.folder, args)
+    lines = ours(args.program, args.set, args)
     base = next(x for x in lines if x["kind"] == "int8")["us"]["median"]
     rows = [(x["kind"], x["recall16"]["mean"], x["recall100"]["mean"], x["build_s"], x["bytes_per_key"], x["us"]["median"]) for x in lines]
-    keys = np.load(args.folder / "keys.npy").astype(np.float32)[SINK:-LOCAL]
-    queries = np.load(args.folder / "decode_q.npy").astype(np.float32)[: args.steps]
+    paths = files(args.set)
+    keys = np.load(paths["keys"]).astype(np.float32)[SINK:-LOCAL]
+    queries = np.load(paths["queries"]).astype(np.float32)[: args.steps]
     scores = queries.reshape(-1, queries.shape[-1]) @ keys.T
     exact = np.argsort(-scores, axis=1)[:, : args.top_k]
     rows += [measure(kind, keys, queries, exact, args) for kind in (Ivf, Hnsw)]
-    print(f"{args.folder.name}: {len(keys)} keys searched, top {args.top_k}, {args.replicas} replicas")
+    print(f"{args.set.name}: {len(keys)} keys searched, top {args.top_k}, {args.replicas} replicas")
     print(f"{'kind':<14}{'recall@16':>10}{'recall@100':>11}{'build s':>9}{'B/key':>8}{'us':>10}{'of int8':>9}")
     for name, best, all_, built, size, us in rows:
         print(f"{name:<14}{best:>10.4f}{all_:>11.4f}{built:>9.3f}{size:>8.1f}{us:>10.1f}{us / base:>9.2f}")
