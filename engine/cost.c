@@ -24,7 +24,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 eng_cost eng_cost_default(void)
 {
-    return (eng_cost){.dense_byte = 0.0148, .dense_op = 0.0045, .scan_search = 5000, .scan_head = 750, .scan_dim = 0.0095, .scan_key = 0.34, .hit_dim = 0.18, .visit_dim = 1.3};
+    return (eng_cost){.dense_byte = 0.013, .dense_op = 0.0049, .scan_search = 4500, .scan_head = 840, .scan_dim = 0.026, .scan_key = 0.26, .hit_dim = 0.147, .visit_dim = 1.03};
 }
 
 double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)

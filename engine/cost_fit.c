@@ -31,6 +31,7 @@ static const float deviation = 4.2f; /* of scores: then beta 8 finds about as ma
 enum {
     N_SHAPES = sizeof heads / sizeof *heads * sizeof lengths / sizeof *lengths,
     N_BETAS = sizeof betas / sizeof *betas,
+    MAX_POLICIES = 2 * N_BETAS,
 };
 
 /* One equation: the sum of a[j] x[j] is `ns`. */
@@ -44,7 +45,7 @@ typedef struct {
     eng_kv_shape shape;
     eng_segment *seg, *delta;
     eng_view view;
-    eng_attn *attn;
+    eng_attn *attn[MAX_POLICIES]; /* one for each policy that is timed */
     float *q, *out;
     uint64_t random;
 } fit;
@@ -125,13 +126,15 @@ static int copy_layers(fit *f, bool graph)
 
 static void close_context(fit *f)
 {
-    eng_attn_free(f->attn);
+    for (uint32_t i = 0; i < MAX_POLICIES; i++) {
+        eng_attn_free(f->attn[i]);
+        f->attn[i] = NULL;
+    }
     eng_view_done(&f->view);
     eng_segment_unref(f->delta);
     eng_segment_unref(f->seg);
     free(f->q);
     free(f->out);
-    f->attn = NULL;
     f->seg = f->delta = NULL;
     f->q = f->out = NULL;
 }
@@ -151,8 +154,6 @@ static int open_context(fit *f, uint32_t dim, uint32_t group, uint32_t n, bool g
         r = eng_view_add(&f->view, f->seg, 0, n);
     if (r == 0)
         r = eng_view_add(&f->view, f->delta, n, n + DELTA);
-    if (r == 0)
-        r = eng_attn_new(f->pool, f->k, &f->shape, 1, true, &f->attn);
     if (r < 0)
         return r;
     f->seg->n = n;
@@ -162,33 +163,43 @@ static int open_context(fit *f, uint32_t dim, uint32_t group, uint32_t n, bool g
     return copy_layers(f, graph);
 }
 
-/* The time of a layer and KV head: each layer's least over the rounds, since what else runs on the machine only adds to it, and is away for a layer sooner than for all; and
- * the hits of a query head. */
-static int time_policy(fit *f, const eng_attention *policy, double *ret_ns, double *ret_hits)
+/* What a layer and KV head cost under a policy; counts are of a query head, `probed` of a KV head. */
+typedef struct {
+    double ns, hits, probed;
+} outcome;
+
+/* The policies take turns, so that each finds the caches full of what another one read, as layers' weights fill them in decoding, and a slow moment is not one policy's alone. A
+ * time is each layer's least over the rounds, since what else runs on the machine only adds to it, and is away for a layer sooner than for all. */
+static int time_policies(fit *f, const eng_attention *policies, uint32_t n_policies, outcome *ret)
 {
-    double least[MAX_LAYERS], sum = 0, heads_in_all = (double)ROUNDS * f->shape.n_layer * HEADS * f->shape.group;
+    double least[MAX_POLICIES][MAX_LAYERS], searches = (double)ROUNDS * f->shape.n_layer * HEADS;
     uint32_t n = f->seg->n + 1;
-    eng_attention p = *policy;
-    uint64_t before = eng_attn_counted(f->attn)->retrieved;
-    p.n_sink = SINK; /* its best score is where a search begins, as in earnest */
-    p.n_local = LOCAL;
-    int r = eng_attn_setup(f->attn, &p, &f->view, n + DELTA, DELTA);
-    for (int round = 0; round < ROUNDS && r == 0; round++) {
-        eng_attn_step(f->attn, &f->view, n);
+    int r = 0;
+    for (uint32_t i = 0; i < n_policies && r == 0; i++) {
+        eng_attention p = policies[i];
+        p.n_sink = SINK; /* its best score is where a search begins, as in earnest */
+        p.n_local = LOCAL;
+        r = eng_attn_new(f->pool, f->k, &f->shape, 1, true, &f->attn[i]);
+        if (r == 0)
+            r = eng_attn_setup(f->attn[i], &p, &f->view, n + DELTA, DELTA);
+    }
+    for (uint32_t turn = 0; turn < ROUNDS * n_policies && r == 0; turn++) {
+        uint32_t i = turn % n_policies;
+        eng_attn_step(f->attn[i], &f->view, n);
         for (uint32_t layer = 0; layer < f->shape.n_layer; layer++) {
             uint64_t start = eng_now_ns();
-            eng_attn_decode(f->attn, &f->view, layer, f->q, f->out);
+            eng_attn_decode(f->attn[i], &f->view, layer, f->q, f->out);
             double took = (double)(eng_now_ns() - start);
-            least[layer] = round && least[layer] < took ? least[layer] : took;
+            least[i][layer] = turn >= n_policies && least[i][layer] < took ? least[i][layer] : took;
         }
     }
-    if (r < 0)
-        return r;
-    for (uint32_t layer = 0; layer < f->shape.n_layer; layer++)
-        sum += least[layer];
-    *ret_ns = sum / f->shape.n_layer / HEADS;
-    *ret_hits = (double)(eng_attn_counted(f->attn)->retrieved - before) / heads_in_all;
-    return 0;
+    for (uint32_t i = 0; i < n_policies && r == 0; i++) {
+        const eng_attn_counts *counted = eng_attn_counted(f->attn[i]);
+        ret[i] = (outcome){0, (double)counted->retrieved / searches / f->shape.group, (double)counted->probed / searches};
+        for (uint32_t layer = 0; layer < f->shape.n_layer; layer++)
+            ret[i].ns += least[i][layer] / f->shape.n_layer / HEADS;
+    }
+    return r;
 }
 
 /* ---- least squares ------------------------------------------------------------------------------------------------ */
@@ -263,18 +274,28 @@ typedef struct {
 
 static int measure_shape(fit *f, sample *s)
 {
-    double none;
+    eng_attention policies[MAX_POLICIES]; /* every key is read before each scan */
+    outcome took[MAX_POLICIES];
+    for (uint32_t i = 0; i < N_BETAS; i++) {
+        policies[2 * i] = (eng_attention){.mode = ENG_ATTN_FULL};
+        policies[2 * i + 1] = (eng_attention){.mode = ENG_ATTN_FLAT, .beta = betas[i], .k_max = 1024, .estimate = true};
+    }
     int r = open_context(f, s->head.dim, s->head.group, s->all, false);
     if (r == 0)
-        r = time_policy(f, &(eng_attention){.mode = ENG_ATTN_FULL}, &s->dense, &none);
-    for (uint32_t i = 0; i < N_BETAS && r == 0; i++)
-        r = time_policy(f, &(eng_attention){.mode = ENG_ATTN_FLAT, .beta = betas[i], .k_max = 1024, .estimate = true}, &s->scan[i], &s->hits[i]);
+        r = time_policies(f, policies, MAX_POLICIES, took);
     close_context(f);
+    if (r < 0)
+        return r;
+    s->dense = took[0].ns;
+    for (uint32_t i = 1; i < N_BETAS; i++)
+        s->dense = fmin(s->dense, took[2 * i].ns);
     double window = s->dense * (s->all - s->n) / s->all;
-    for (uint32_t i = 0; i < N_BETAS && r == 0; i++)
-        s->scan[i] = fmax(s->scan[i] - window, 1);
+    for (uint32_t i = 0; i < N_BETAS; i++) {
+        s->scan[i] = fmax(took[2 * i + 1].ns - window, 1);
+        s->hits[i] = took[2 * i + 1].hits;
+    }
     s->dense -= window;
-    return r;
+    return 0;
 }
 
 static void fit_all(const sample *s, eng_cost *c)
@@ -300,14 +321,13 @@ static void fit_all(const sample *s, eng_cost *c)
 
 static int measure_graph(fit *f, eng_cost *c)
 {
-    double ns, hits;
+    outcome took;
     int r = open_context(f, 64, 7, GRAPH_KEYS, true);
     if (r == 0)
-        r = time_policy(f, &(eng_attention){.mode = ENG_ATTN_GRAPH, .top_k = GRAPH_HITS}, &ns, &hits);
+        r = time_policies(f, &(eng_attention){.mode = ENG_ATTN_GRAPH, .top_k = GRAPH_HITS}, 1, &took);
     if (r == 0) {
-        double rounds = (double)ROUNDS * f->shape.n_layer * HEADS, probed = (double)eng_attn_counted(f->attn)->probed / rounds;
-        double walk = ns - hits * 7 * 64 * c->hit_dim;
-        c->visit_dim = (walk > 0 ? walk : ns) / (probed * 64);
+        double walk = took.ns - took.hits * 7 * 64 * c->hit_dim;
+        c->visit_dim = (walk > 0 ? walk : took.ns) / (took.probed * 64);
     }
     close_context(f);
     return r;
