@@ -67,32 +67,17 @@ void idx_codes_members(const idx_index *ix, uint32_t *ret)
 
 /* ---- scan ------------------------------------------------------------------------------------------------------- */
 
-/* A rounding of the query v [dim_pad], to x, hi and lo [3][dim_pad], in units of 1 / inverse; returns the sum. A number is rounded up or down, by turns and at each dimension's own turn,
- * so that the mean of all roundings is as near as that many times finer units would be. */
-static int32_t round_query(const idx_index *ix, const float *v, float inverse, uint32_t rounding, int8_t *x)
-{
-    uint32_t dim_pad = idx_dim_pad(ix->header->dim);
-    int8_t *hi = x + dim_pad, *lo = hi + dim_pad;
-    int32_t sum = 0;
-    for (uint32_t j = 0; j < dim_pad; j++) { /* numbers are made positive, where rounding down is dropping what follows the point */
-        float up = ((float)((rounding + j) % IDX_ROUNDINGS) + .5f) / IDX_ROUNDINGS;
-        int32_t code = inverse > 0 ? (int32_t)(v[j] * ix->code.unit[j] * inverse + (128 + up)) - 128 : 0, top = ((code + 8 + 16 * 16) >> 4) - 16;
-        x[j] = (int8_t)code;
-        hi[j] = (int8_t)top;
-        lo[j] = (int8_t)(code - 16 * top);
-        sum += code;
-    }
-    return sum;
-}
-
+/* Queries are rounded up or down, by turns and at each dimension's own turn, so that the mean of all roundings is as near as that many times finer units would be. */
 void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
 {
+    const idx_kernels *k = idx_kernels_get();
     uint32_t dim_pad = idx_dim_pad(ix->header->dim);
+    float *in_units = s->rows;
     for (uint32_t h = 0; h < q->group; h++) {
         const float *v = s->q + (size_t)h * dim_pad;
         float most = 0, size = 0, offset = 0, norm = 0;
         for (uint32_t j = 0; j < dim_pad; j++) {
-            float x = v[j] * ix->code.unit[j];
+            float x = in_units[j] = v[j] * ix->code.unit[j];
             most = fabsf(x) > most ? fabsf(x) : most;
             size += fabsf(x);
             norm += x * x;
@@ -107,7 +92,14 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
         for (uint32_t r = 0; r < IDX_ROUNDINGS; r++) {
             size_t at = (size_t)r * q->group + h;
             int8_t *x = s->code_q + at * 3 * dim_pad;
-            int32_t sum = round_query(ix, v, inverse, r, x);
+            float up[IDX_ROUNDINGS];
+            for (uint32_t i = 0; i < IDX_ROUNDINGS; i++)
+                up[i] = ((float)((r + i) % IDX_ROUNDINGS) + .5f) / IDX_ROUNDINGS;
+            int32_t sum = 0;
+            if (inverse > 0)
+                sum = k->round(in_units, inverse, up, dim_pad, x);
+            else
+                memset(x, 0, 3 * dim_pad);
             s->code_query[at] = (idx_code_query){x, x + dim_pad, x + 2 * dim_pad, (narrow ? -15 : -128) * sum, unit * q->scale, offset * q->scale, edge_errors * error * fabsf(q->scale)};
         }
     }

@@ -99,6 +99,20 @@ static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_
     idx_visible(scale, ids, n, offset, rows, out);
 }
 
+/* Numbers are made positive, where rounding down is dropping what follows the point. */
+static int32_t round_query(const float *v, float inverse, const float *up, uint32_t n, int8_t *x)
+{
+    int32_t sum = 0;
+    for (uint32_t j = 0; j < n; j++) {
+        int32_t code = (int32_t)(v[j] * inverse + (128 + up[j % IDX_ROUNDINGS])) - 128, hi = ((code + 8 + 16 * 16) >> 4) - 16;
+        x[j] = (int8_t)code;
+        x[n + j] = (int8_t)hi;
+        x[2 * n + j] = (int8_t)(code - 16 * hi);
+        sum += code;
+    }
+    return sum;
+}
+
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
 {
     idx_judge(scores, aim, nq, ret_value, ret_head);
@@ -165,7 +179,7 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, idx_narrow_scalar};
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, round_query, idx_narrow_scalar};
 
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;

@@ -13,6 +13,7 @@ enum {
     IDX_BLOCK = 16, /* rows a dots() call scores */
     IDX_TILE = 256, /* rows scored between two looks at the thresholds */
     IDX_ALIGN = 64,
+    IDX_ROUNDINGS = 4, /* of a query, which tiles of a scan take by turns */
 };
 
 /* Dimensions of a widened row: padded with zeros to whole vectors of 16. */
@@ -82,6 +83,10 @@ typedef struct {
     /* ret[r] = the centroid c with the largest <rows[r], panel[c]> - half[c], r < 16; the first of equals. All exact in integers: rows [16][4 * quads], |x| <= 63, small
      * enough that no 16-bit sum of two products saturates; panel [n_blocks][quads][16][4], laid out as codes are; half [16 * n_blocks]. */
     void (*nearest)(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret);
+
+    /* Rounds v[0..n) * inverse, |.| <= 126, to bytes x; and these as 16 hi + lo to x + n and x + 2 * n. Returns the sum of x. up: what is added before rounding down, for successive
+     * elements by turns. n is a multiple of 16. */
+    int32_t (*round)(const float *v, float inverse, const float up[IDX_ROUNDINGS], uint32_t n, int8_t *x);
 
     /* codes() for codes of four bits (distance_narrow.h). */
     void (*narrow)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t pairs, const idx_code_query *q, uint32_t nq, float *out, size_t ld, float *ret_best);

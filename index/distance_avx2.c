@@ -133,6 +133,11 @@ static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_
     idx_visible(scale, ids, n, offset, rows, out);
 }
 
+static int32_t round_query(const float *v, float inverse, const float *up, uint32_t n, int8_t *x)
+{
+    return idx_kernels_scalar.round(v, inverse, up, n, x);
+}
+
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
 {
     idx_judge(scores, aim, nq, ret_value, ret_head);
@@ -299,4 +304,4 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, idx_narrow_avx2};
+const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, round_query, idx_narrow_avx2};

@@ -136,39 +136,65 @@ static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_
     }
 }
 
+static int32_t round_query(const float *v, float inverse, const float *up, uint32_t n, int8_t *x)
+{
+    __m512i sum = _mm512_setzero_si512();
+    __m512 add = _mm512_add_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(up)), _mm512_set1_ps(128)), unit = _mm512_set1_ps(inverse);
+    for (uint32_t j = 0; j < n; j += 16) {
+        __m512i code = _mm512_sub_epi32(_mm512_cvttps_epi32(_mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(v + j), unit), add)), _mm512_set1_epi32(128));
+        __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(8)), 4), lo = _mm512_sub_epi32(code, _mm512_slli_epi32(hi, 4));
+        _mm_storeu_si128((__m128i *)(void *)(x + j), _mm512_cvtepi32_epi8(code));
+        _mm_storeu_si128((__m128i *)(void *)(x + n + j), _mm512_cvtepi32_epi8(hi));
+        _mm_storeu_si128((__m128i *)(void *)(x + 2 * (size_t)n + j), _mm512_cvtepi32_epi8(lo));
+        sum = _mm512_add_epi32(sum, code);
+    }
+    return _mm512_reduce_add_epi32(sum);
+}
+
 static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
 {
     idx_judge(scores, aim, nq, ret_value, ret_head);
 }
 
-/* One block for ng (1..8) heads: the sums stay in registers over all dimensions. */
-INLINE void codes_block(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
-                        size_t ld, __m512 *best)
+/* nb (1 or 2) blocks for ng (1..8) heads: the sums stay in registers over all dimensions, and four bytes of a query, once loaded, serve all blocks. */
+INLINE void codes_blocks(const int nb, const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out, size_t ld, __m512 *best)
 {
-    __m512i dot[8];
+    __m512i dot[2][8];
     const int8_t *x[8];
+    const uint8_t *block[2] = {codes, codes + (size_t)quads * 64};
 #pragma GCC unroll 8
     for (int g = 0; g < ng; g++) {
-        dot[g] = _mm512_set1_epi32(q[g].bias);
+        for (int b = 0; b < nb; b++)
+            dot[b][g] = _mm512_set1_epi32(q[g].bias);
         x[g] = q[g].x;
     }
     for (uint32_t j = 0; j < quads; j++) {
-        __m512i u = _mm512_load_si512(codes + (size_t)j * 64);
-        _mm_prefetch(codes + (size_t)j * 64 + IDX_CODES_FAR, _MM_HINT_T1);
-        _mm_prefetch(codes + (size_t)j * 64 + IDX_CODES_NEAR, _MM_HINT_T0);
+        __m512i u[2];
+#pragma GCC unroll 2
+        for (int b = 0; b < nb; b++) {
+            u[b] = _mm512_load_si512(block[b] + (size_t)j * 64);
+            _mm_prefetch(block[b] + (size_t)j * 64 + IDX_CODES_FAR, _MM_HINT_T1);
+            _mm_prefetch(block[b] + (size_t)j * 64 + IDX_CODES_NEAR, _MM_HINT_T0);
+        }
 #pragma GCC unroll 8
         for (int g = 0; g < ng; g++) {
             int32_t four;
             memcpy(&four, x[g] + 4 * (size_t)j, 4);
-            dot[g] = _mm512_dpbusd_epi32(dot[g], u, _mm512_set1_epi32(four));
+            __m512i v = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+            for (int b = 0; b < nb; b++)
+                idx_dot4(&dot[b][g], u[b], v);
         }
     }
-    __m512 s = _mm512_load_ps(scale);
+#pragma GCC unroll 2
+    for (int b = 0; b < nb; b++) {
+        __m512 s = _mm512_load_ps(scale + b * IDX_BLOCK);
 #pragma GCC unroll 8
-    for (int g = 0; g < ng; g++) {
-        __m512 score = idx_code_scores(dot[g], s, &q[g]);
-        _mm512_storeu_ps(out + (size_t)g * ld, score);
-        best[g] = _mm512_max_ps(score, best[g]); /* the second operand wins against NaN */
+        for (int g = 0; g < ng; g++) {
+            __m512 score = idx_code_scores(dot[b][g], s, &q[g]);
+            _mm512_storeu_ps(out + (size_t)g * ld + b * IDX_BLOCK, score);
+            best[g] = _mm512_max_ps(score, best[g]); /* the second operand wins against NaN */
+        }
     }
 }
 
@@ -176,13 +202,14 @@ INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, 
                         float *out, size_t ld, float *ret_best)
 {
     __m512 best[8];
+    uint32_t b = 0;
 #pragma GCC unroll 8
     for (int g = 0; g < ng; g++)
         best[g] = _mm512_set1_ps(-__builtin_inff());
-    for (uint32_t b = 0; b < n_blocks; b++) {
-        const uint8_t *block = codes + (size_t)b * quads * 64;
-        codes_block(ng, block, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld, best);
-    }
+    for (; b + 2 <= n_blocks; b += 2)
+        codes_blocks(2, ng, codes + (size_t)b * quads * 64, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld, best);
+    if (b < n_blocks)
+        codes_blocks(1, ng, codes + (size_t)b * quads * 64, scale + b * IDX_BLOCK, quads, q, out + b * IDX_BLOCK, ld, best);
 #pragma GCC unroll 8
     for (int g = 0; g < ng; g++)
         ret_best[g] = _mm512_reduce_max_ps(best[g]);
@@ -231,25 +258,29 @@ INLINE __m128 sum4(const __m512 *a, size_t step)
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* 4 clusters by 8 heads at a time: where a cluster begins and ends is found out once for all of the heads. */
+/* 4 clusters by 8 heads at a time: where a cluster begins and ends is found out once for all of the heads, and nearly all of them (32 rows on average) take one way through the code. */
 static void sums(const float *x, uint32_t nq, uint32_t from, uint32_t n, const uint32_t *end, uint32_t x0, float *const *to)
 {
-    enum { HEADS = 8 };
+    enum { HEADS = 8, AT_ONCE = 64 };
     for (; nq > HEADS; nq -= HEADS, x += HEADS * IDX_TILE, to += HEADS)
         sums(x, HEADS, from, n, end, x0, to);
     for (uint32_t c = 0; from < n; c += 4) {
         __m512 acc[4][HEADS];
         uint32_t some = 0;
         for (uint32_t k = 0; k < 4; k++) {
-            uint32_t stop = from < n && end[c + k] - x0 < n ? end[c + k] - x0 : n;
-            __mmask16 in = tail_mask(stop - from);
-            for (uint32_t h = 0; h < nq; h++)
-                acc[k][h] = _mm512_maskz_loadu_ps(in, x + h * IDX_TILE + from);
+            uint32_t stop = from < n && end[c + k] - x0 < n ? end[c + k] - x0 : n, rows = stop - from;
+            uint64_t in = rows < AT_ONCE ? (1ull << rows) - 1 : ~0ull;
+            for (uint32_t h = 0; h < nq; h++) {
+                const float *at = x + h * IDX_TILE + from;
+                __m512 a = _mm512_maskz_loadu_ps((__mmask16)in, at), b = _mm512_maskz_loadu_ps((__mmask16)(in >> 16), at + 16);
+                acc[k][h] = _mm512_add_ps(_mm512_add_ps(a, _mm512_maskz_loadu_ps((__mmask16)(in >> 32), at + 32)),
+                                          _mm512_add_ps(b, _mm512_maskz_loadu_ps((__mmask16)(in >> 48), at + 48)));
+            }
             some += from < n;
-            for (uint32_t i = from + 16; i < stop; i += 16) {
-                in = tail_mask(stop - i);
+            for (uint32_t i = from + AT_ONCE; i < stop; i += 16) {
+                __mmask16 more = tail_mask(stop - i);
                 for (uint32_t h = 0; h < nq; h++)
-                    acc[k][h] = _mm512_add_ps(acc[k][h], _mm512_maskz_loadu_ps(in, x + h * IDX_TILE + i));
+                    acc[k][h] = _mm512_add_ps(acc[k][h], _mm512_maskz_loadu_ps(more, x + h * IDX_TILE + i));
             }
             from = stop;
         }
@@ -271,7 +302,7 @@ INLINE void nearest_tile(const uint32_t nb, const int8_t *rows, uint32_t quads, 
         for (uint32_t b = 0; b < nb; b++) {
             __m512i u = _mm512_load_si512(panel + ((size_t)(c / 16 + b) * quads + j) * 64);
             for (int r = 0; r < 4; r++)
-                acc[r][b] = _mm512_dpbusd_epi32(acc[r][b], u, _mm512_set1_epi32(((const int32_t *)(const void *)(rows + (size_t)r * 4 * quads))[j]));
+                idx_dot4(&acc[r][b], u, _mm512_set1_epi32(((const int32_t *)(const void *)(rows + (size_t)r * 4 * quads))[j]));
         }
     for (uint32_t b = 0; b < nb; b++)
         for (int r = 0; r < 4; r++)
@@ -297,6 +328,6 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, idx_narrow_avx512};
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, round_query, idx_narrow_avx512};
 
-const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, idx_nearest_amx, idx_narrow_avx512};
+const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, idx_nearest_amx, round_query, idx_narrow_avx512};

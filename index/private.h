@@ -21,7 +21,6 @@ enum {
     IDX_CLUSTER_ROWS = 32, /* rows of a value cluster, on average */
     IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
     IDX_DIRECTIONS = 4,    /* of a cluster's variation, kept beside its mean key */
-    IDX_ROUNDINGS = 4,     /* of a query, which tiles of a scan take by turns */
     IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted; */
     IDX_NARROW_SPARE = 192, /* and where they have four bits */
 };
