@@ -22,8 +22,8 @@ INLINE void narrow_block(const int ng, const uint8_t *codes, const float *scale,
             int32_t a, b;
             memcpy(&a, v, 4);
             memcpy(&b, v + 4, 4);
-            lower[g] = _mm512_dpbusd_epi32(lower[g], low, _mm512_set1_epi32(a));
-            upper[g] = _mm512_dpbusd_epi32(upper[g], high, _mm512_set1_epi32(b));
+            idx_dot4(&lower[g], low, _mm512_set1_epi32(a));
+            idx_dot4(&upper[g], high, _mm512_set1_epi32(b));
         }
     }
     __m512 s = _mm512_load_ps(scale);
