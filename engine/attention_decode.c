@@ -4,16 +4,18 @@
  * With the estimate on, a segment is searched by its codes, lists or graphs once all its heads have them (else by codes); until then, and where too little of it is
  * visible, it is attended densely, which is exact.
  *
- * Three pool jobs per layer:
+ * One pool job per layer, whose tasks wait for what they need of the earlier ones, so that nobody waits for all of them:
  * - dense, a task per KV head and block of 512 positions: (o, m, l) for the group. Blocks are cut at absolute multiples, and a block's
  *   arithmetic does not see where segments meet, so `full` gives the same bits over one segment or many.
  * - search, a task per KV head and range: hits for the group, by codes, lists, scan or graph; the dense maximum is the floor of a dynamic budget.
  * - merge, a task per query heads of a KV head: the budget over all ranges at once, attention over the hits, the estimate, then everything merged.
  */
 #include "attention_private.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,7 +69,7 @@ void attn_decode_free(eng_attn *a)
     free(a->dense_o);
     free(a->dense_m);
     free(a->dense_l);
-    free(a->floor);
+    free(a->left);
     free(a->scaled);
     free(a->retrieved_o);
     free(a->attended);
@@ -82,7 +84,8 @@ void attn_decode_free(eng_attn *a)
     a->largest_first = NULL;
     a->hits = NULL;
     a->hit_memory = NULL;
-    a->dense_o = a->dense_m = a->dense_l = a->floor = a->scaled = a->retrieved_o = NULL;
+    a->dense_o = a->dense_m = a->dense_l = a->scaled = a->retrieved_o = NULL;
+    a->left = NULL;
     a->attended = a->probed = NULL;
     a->searched = NULL;
     a->local_seeds = a->seeds = NULL;
@@ -94,11 +97,13 @@ void attn_decode_free(eng_attn *a)
         free(w->kth);
         free(w->lists);
         free(w->parts);
+        free(w->floor);
         idx_scratch_free(w->search);
         w->all = NULL;
         w->kth = NULL;
         w->lists = NULL;
         w->parts = NULL;
+        w->floor = NULL;
         w->search = NULL;
     }
 }
@@ -238,20 +243,21 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
     a->dense_o = aligned_alloc(64, (parts * d * sizeof(float) + 63) & ~(size_t)63);
     a->dense_m = malloc(parts * sizeof(float));
     a->dense_l = malloc(parts * sizeof(float));
-    a->floor = malloc(a->n_head * sizeof(float));
+    a->left = malloc(a->shape->n_head_kv * sizeof *a->left);
     a->retrieved_o = aligned_alloc(64, (a->n_head * d * sizeof(float) + 63) & ~(size_t)63);
     a->scaled = malloc(a->n_head * d * sizeof(float));
     a->attended = calloc(a->n_head, sizeof *a->attended);
     size_t n_seeds = (size_t)a->shape->n_layer * a->n_head * ATTN_SEEDS;
     a->seeds = malloc(n_seeds * sizeof *a->seeds);
     a->local_seeds = malloc((size_t)a->n_workers * a->shape->group * ATTN_SEEDS * sizeof *a->local_seeds);
-    if (!a->step.blocks || !a->sliding.blocks || !a->rest.blocks || !a->served || !a->dense_o || !a->dense_m || !a->dense_l || !a->floor || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
+    if (!a->step.blocks || !a->sliding.blocks || !a->rest.blocks || !a->served || !a->dense_o || !a->dense_m || !a->dense_l || !a->left || !a->scaled || !a->retrieved_o || !a->attended || !a->seeds ||
         !a->local_seeds)
         return -ENOMEM;
     memset(a->seeds, 0xff, n_seeds * sizeof *a->seeds);
     for (uint32_t i = 0; i < a->n_workers; i++) {
         a->workers[i].parts = malloc((a->max_blocks + 2) * sizeof(eng_partial));
-        if (!a->workers[i].parts)
+        a->workers[i].floor = malloc(a->shape->group * sizeof(float));
+        if (!a->workers[i].parts || !a->workers[i].floor)
             return -ENOMEM;
     }
     if (!retrieves(a))
@@ -374,9 +380,8 @@ bool eng_attn_has_rest(eng_attn *a, uint32_t layer, uint32_t sink, uint32_t loca
     return p->n_blocks || p->retrieve_hi > p->retrieve_lo;
 }
 
-static void dense_task(void *ctx, uint32_t task, uint32_t worker)
+static void dense_task(eng_attn *a, uint32_t task, uint32_t worker)
 {
-    eng_attn *a = ctx;
     const eng_kernels *k = a->k;
     const eng_kv_shape *shape = a->shape;
     float *s = a->workers[worker].scores;
@@ -408,11 +413,24 @@ static void dense_task(void *ctx, uint32_t task, uint32_t worker)
     }
 }
 
+/* Best score of each head of a group among the dense keys, to floor [group]. */
+static void find_floors(const eng_attn *a, uint32_t head_kv, float *floor)
+{
+    uint32_t group = a->shape->group;
+    for (uint32_t g = 0; g < group; g++)
+        floor[g] = -INFINITY;
+    for (uint32_t b = 0; b < a->plan->n_blocks + a->plan->n_bounds; b++) {
+        const float *m = a->dense_m + ((size_t)head_kv * a->max_blocks + b) * group;
+        for (uint32_t g = 0; g < group; g++)
+            floor[g] = m[g] > floor[g] ? m[g] : floor[g];
+    }
+}
+
 /* Applies the budget to all hits of a head at once; drops the rest in place. Returns how many stay. */
 static uint32_t apply_budget(const eng_attn *a, attn_worker *w, uint32_t head, attn_hits **hits)
 {
     uint32_t n = 0, n_equal = UINT32_MAX;
-    float best = a->floor[head], least = -INFINITY;
+    float best = w->floor[head % a->shape->group], least = -INFINITY;
     for (uint32_t i = 0; i < a->n_ranges; i++) {
         memcpy(w->all + n, hits[i]->scores, hits[i]->n * sizeof *w->all);
         n += hits[i]->n;
@@ -534,9 +552,8 @@ static void attend_retrieved(eng_attn *a, attn_worker *w, uint32_t head, uint32_
     }
 }
 
-static void merge_task(void *ctx, uint32_t task, uint32_t worker)
+static void merge_task(eng_attn *a, uint32_t task, uint32_t worker)
 {
-    eng_attn *a = ctx;
     attn_worker *w = &a->workers[worker];
     uint32_t group = a->shape->group, d = a->shape->head_dim, n_blocks = a->plan->n_blocks, tasks = (group + a->merge_heads - 1) / a->merge_heads;
     uint32_t head_kv = task / tasks, first = task % tasks * a->merge_heads, n = group - first < a->merge_heads ? group - first : a->merge_heads;
@@ -564,37 +581,76 @@ static void merge_task(void *ctx, uint32_t task, uint32_t worker)
     }
 }
 
+static uint32_t n_merges(const eng_attn *a)
+{
+    return a->shape->n_head_kv * ((a->shape->group + a->merge_heads - 1) / a->merge_heads);
+}
+
+static void search_task(eng_attn *a, uint32_t task, uint32_t worker)
+{
+    uint32_t heads = a->shape->n_head_kv, head_kv = task % heads;
+    find_floors(a, head_kv, a->workers[worker].floor);
+    attn_search_task(a, head_kv, a->largest_first[task / heads], worker);
+}
+
+/* The dense tasks, then the searches, then the merges. */
+static void attend_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    eng_attn *a = ctx;
+    uint32_t heads = a->shape->n_head_kv;
+    if (task < a->n_dense) {
+        uint64_t begin = eng_trace_begin();
+        dense_task(a, task, worker);
+        eng_trace_end(begin, "dense", NULL, 0);
+        atomic_fetch_sub_explicit(&a->left[task % heads].dense, 1, memory_order_release);
+        return;
+    }
+    task -= a->n_dense;
+    if (task < a->n_searches) {
+        eng_pool_await(a->pool, &a->left[task % heads].dense);
+        uint64_t begin = eng_trace_begin();
+        search_task(a, task, worker);
+        eng_trace_end(begin, "search", NULL, 0);
+        atomic_fetch_sub_explicit(&a->left[task % heads].searches, 1, memory_order_release);
+        return;
+    }
+    task -= a->n_searches;
+    uint32_t head_kv = task / (n_merges(a) / heads);
+    eng_pool_await(a->pool, &a->left[head_kv].dense);
+    eng_pool_await(a->pool, &a->left[head_kv].searches);
+    uint64_t begin = eng_trace_begin();
+    find_floors(a, head_kv, a->workers[worker].floor);
+    merge_task(a, task, worker);
+    eng_trace_end(begin, "merge", NULL, 0);
+}
+
 /* Attention of the layer's plan to `out`. */
 static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn_plan *plan, const float *q, float *out)
 {
     const eng_kv_shape *shape = a->shape;
+    uint32_t heads = shape->n_head_kv, blocks = plan->n_blocks + plan->n_bounds, ranges = plan->retrieve_hi > plan->retrieve_lo ? a->n_ranges : 0;
     a->view = view;
     a->layer = layer;
     a->plan = plan;
     a->query = a->scaled;
     a->out = out;
+    a->n_dense = blocks * heads;
+    a->n_searches = ranges * heads;
     memcpy(a->scaled, q, (size_t)a->n_head * shape->head_dim * sizeof *q);
     a->k->scale(a->scaled, (size_t)a->n_head * shape->head_dim, 1 / sqrtf((float)shape->head_dim));
-    eng_pool_run(a->pool, "dense", dense_task, a, (plan->n_blocks + plan->n_bounds) * shape->n_head_kv);
-    if (a->plan->retrieve_hi > a->plan->retrieve_lo) {
-        for (uint32_t h = 0; h < a->n_head; h++) {
-            a->floor[h] = -INFINITY;
-            for (uint32_t b = 0; b < plan->n_blocks + plan->n_bounds; b++) {
-                float m = a->dense_m[((size_t)(h / shape->group) * a->max_blocks + b) * shape->group + h % shape->group];
-                a->floor[h] = m > a->floor[h] ? m : a->floor[h];
-            }
-        }
-        if (a->estimates && a->n_cuts)
-            attn_estimate_cuts(a);
-        eng_pool_run(a->pool, "search", attn_search_task, a, a->n_ranges * shape->n_head_kv);
-        for (uint32_t i = 0; i < a->n_ranges * shape->n_head_kv; i++) {
-            a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
-            a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
-            a->counts.n_cluster += a->searched[i] == ATTN_CLUSTER || a->searched[i] == ATTN_IVF;
-            a->counts.probed += a->probed[i];
-        }
+    if (ranges && a->estimates && a->n_cuts)
+        attn_estimate_cuts(a);
+    for (uint32_t h = 0; h < heads; h++) {
+        atomic_store_explicit(&a->left[h].dense, blocks, memory_order_relaxed);
+        atomic_store_explicit(&a->left[h].searches, ranges, memory_order_relaxed);
     }
-    eng_pool_run(a->pool, "merge", merge_task, a, shape->n_head_kv * ((shape->group + a->merge_heads - 1) / a->merge_heads));
+    eng_pool_run(a->pool, "attend keys", attend_task, a, a->n_dense + a->n_searches + n_merges(a));
+    for (uint32_t i = 0; i < a->n_searches; i++) {
+        a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
+        a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
+        a->counts.n_cluster += a->searched[i] == ATTN_CLUSTER || a->searched[i] == ATTN_IVF;
+        a->counts.probed += a->probed[i];
+    }
     for (uint32_t h = 0; h < a->n_head; h++) {
         uint32_t retrieved = a->attended[h] - a->plan->n_dense;
         a->counts.attended += a->attended[h];

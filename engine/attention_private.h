@@ -58,6 +58,7 @@ typedef struct {
     float *kth;                 /* scratch of the selection */
     attn_hits **lists;          /* [query head of a merge][range] */
     eng_partial *parts;
+    float *floor;               /* [group]: best scores among the dense keys of the KV head at hand */
     idx_scratch *search;
     uint32_t *taken;            /* [n_clusters], zero between uses */
     float *coef;                /* of the hits of a range */
@@ -93,7 +94,6 @@ struct eng_attn {
     void *hit_memory;
     float *dense_o;             /* [head_kv][block][group][d] */
     float *dense_m, *dense_l;   /* [head_kv][block][group] */
-    float *floor;               /* [n_head] */
     float *scaled;              /* queries / sqrt(d) */
     float *retrieved_o;         /* [n_head][d] */
     uint32_t *attended;         /* [n_head] of this layer */
@@ -121,6 +121,8 @@ struct eng_attn {
     attn_plan rest;             /* of the layer at hand, without what is attended elsewhere */
     float *rest_m, *rest_l;     /* where that goes, with `out` for o. NULL: all is here, and normalised */
     const attn_plan *plan;      /* the layer's */
+    uint32_t n_dense, n_searches; /* its tasks */
+    struct attn_left { _Atomic uint32_t dense, searches; } *left; /* [head_kv]: tasks that are not done */
     uint32_t n_keys;
     eng_attn_counts counts;
 
@@ -153,8 +155,8 @@ uint8_t attn_serves(const eng_attn *a, const eng_span *s, uint32_t visible);
 bool attn_auto_scans(const eng_attn *a, uint32_t visible);
 bool attn_auto_walks(const eng_attn *a, uint32_t visible);
 
-/* attention_search.c: the search of a KV head's range, a pool task. */
-void attn_search_task(void *ctx, uint32_t task, uint32_t worker);
+/* attention_search.c: the search of a KV head's range; the worker's floors are known. */
+void attn_search_task(eng_attn *a, uint32_t head_kv, uint32_t range, uint32_t worker);
 
 /* attention_estimate.c */
 int attn_estimate_setup(eng_attn *a, const eng_view *view);

@@ -57,14 +57,14 @@ static int search_codes(eng_attn *a, attn_worker *w, uint32_t task, const idx_ro
                           a->m_ref + (size_t)task * group, ret);
 }
 
-static idx_query query_of(const eng_attn *a, uint32_t head, const attn_range *r, uint32_t lo, uint32_t hi, uint32_t *seeds, bool graph)
+static idx_query query_of(const eng_attn *a, const float *floor, uint32_t head, const attn_range *r, uint32_t lo, uint32_t hi, uint32_t *seeds, bool graph)
 {
     const eng_kv_shape *shape = a->shape;
     const eng_segment *seg = a->view->spans[r->span].seg;
     uint32_t group = shape->group;
     return (idx_query){
         .q = a->query + (size_t)head * group * shape->head_dim,
-        .floor = a->floor + (size_t)head * group,
+        .floor = floor,
         .seeds = seeds,
         .n_seeds = graph ? collect_seeds(a, seg, head, seeds) : 0,
         .group = group,
@@ -75,12 +75,11 @@ static idx_query query_of(const eng_attn *a, uint32_t head, const attn_range *r,
     };
 }
 
-void attn_search_task(void *ctx, uint32_t i, uint32_t worker)
+void attn_search_task(eng_attn *a, uint32_t head, uint32_t range, uint32_t worker)
 {
-    eng_attn *a = ctx;
     const eng_kv_shape *shape = a->shape;
     attn_worker *w = &a->workers[worker];
-    uint32_t head = i % shape->n_head_kv, range = a->largest_first[i / shape->n_head_kv], task = head * a->n_ranges + range;
+    uint32_t task = head * a->n_ranges + range;
     uint32_t group = shape->group, item = a->layer * shape->n_head_kv + head, span_lo, span_hi;
     const attn_range *r = &a->ranges[range];
     const eng_span *span = &a->view->spans[r->span];
@@ -106,7 +105,7 @@ void attn_search_task(void *ctx, uint32_t i, uint32_t worker)
     if (lo >= hi)
         return;
     idx_rows keys = {eng_segment_k(seg, a->layer, head, 0), shape->row_k, seg->n, shape->head_dim, (idx_type)shape->type_k};
-    idx_query q = query_of(a, head, r, lo, hi, a->local_seeds + (size_t)worker * group * ATTN_SEEDS, graph != NULL);
+    idx_query q = query_of(a, w->floor, head, r, lo, hi, a->local_seeds + (size_t)worker * group * ATTN_SEEDS, graph != NULL);
     idx_hits *found;
     bool codes = how && !graph;
     if ((codes ? search_codes(a, w, task, &keys, &q, &found) : idx_search(graph, &keys, &q, w->search, &found, NULL)) < 0)

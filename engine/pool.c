@@ -316,6 +316,14 @@ void eng_pool_run(eng_pool *p, const char *name, eng_pool_fn *fn, void *ctx, uin
     eng_trace_end(begin, name, "tasks", n_tasks);
 }
 
+/* Lower tasks were taken before: they are done, or at work on other threads, one of which may have lost its CPU. */
+void eng_pool_await(const eng_pool *p, const _Atomic uint32_t *word)
+{
+    for (uint32_t left; (left = atomic_load_explicit(word, memory_order_acquire)) != 0;)
+        if (!spin(p, word, left))
+            sched_yield();
+}
+
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
 int eng_pool_new(uint32_t n_threads, eng_pool **ret)

@@ -26,4 +26,7 @@ void eng_pool_unbind(const eng_pool *p);
  * visible then. Only from the thread that made the pool, not from inside a task. */
 void eng_pool_run(eng_pool *p, const char *name, eng_pool_fn *fn, void *ctx, uint32_t n_tasks);
 
+/* From inside a task: waits until *word is 0, which tasks of the same job with lower numbers make it; what they wrote before is visible then. */
+void eng_pool_await(const eng_pool *p, const _Atomic uint32_t *word);
+
 #endif

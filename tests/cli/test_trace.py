@@ -77,7 +77,7 @@ def test_bench_decode(tool, model, tmp_path):
         for name in "q k v", "attention", "attention output", "gate up", "down", "rotate and store":
             assert found[name] == layers, name
         assert found["norm"] == 2 * layers + 1 and found["embed"] == found["logits"] == 1
-        used = {"dense", "search", "merge"} if whole in decoded else {"pack keys", "attend"}
+        used = {"attend keys", "dense", "search", "merge"} if whole in decoded else {"pack keys", "attend"}
         for name in used:
             assert found[name] >= layers, name
         # the layers are nearly all of it

@@ -143,6 +143,52 @@ static void sum_fn(void *ctx, uint32_t task, uint32_t worker)
     sums[8 * worker] += task;
 }
 
+typedef struct {
+    const eng_pool *pool;
+    uint32_t n_first;
+    _Atomic uint32_t left;
+    uint64_t *value; /* [n_first], plain memory */
+    atomic_uint bad;
+} chain;
+
+/* The first tasks write, the others need what all of these wrote. */
+static void chain_fn(void *ctx, uint32_t task, uint32_t worker)
+{
+    chain *c = ctx;
+    (void)worker;
+    if (task < c->n_first) {
+        c->value[task] = task + 1;
+        atomic_fetch_sub_explicit(&c->left, 1, memory_order_release);
+        return;
+    }
+    eng_pool_await(c->pool, &c->left);
+    for (uint32_t i = 0; i < c->n_first; i++)
+        if (c->value[i] != i + 1)
+            atomic_fetch_add(&c->bad, 1);
+}
+
+/* In a job, later tasks may wait for earlier ones; with more threads than CPUs, too. */
+START_TEST(tasks_wait_for_earlier_ones)
+{
+    enum { MOST = 40 };
+    for (uint32_t n_threads = 1; n_threads <= 2 * eng_pool_cores() + 1; n_threads++) {
+        eng_pool *p;
+        ck_assert_int_eq(eng_pool_new(n_threads, &p), 0);
+        chain c = {.pool = p, .value = malloc(MOST * sizeof *c.value)};
+        for (uint32_t i = 0; i < 300; i++) {
+            c.n_first = i % MOST + 1;
+            atomic_store(&c.left, c.n_first);
+            memset(c.value, 0, MOST * sizeof *c.value);
+            eng_pool_run(p, "test", chain_fn, &c, c.n_first + i % 7 + 1);
+            ck_assert_uint_eq(atomic_load(&c.left), 0);
+            ck_assert_uint_eq(atomic_load(&c.bad), 0);
+        }
+        free(c.value);
+        eng_pool_free(p);
+    }
+}
+END_TEST
+
 START_TEST(worker_numbers_are_private)
 {
     for (uint32_t n = 1; n <= 8; n++) {
@@ -248,6 +294,7 @@ int main(void)
     tcase_add_test(t, after_sleep);
     tcase_add_test(t, threads_run_at_the_same_time);
     tcase_add_test(t, rising_order);
+    tcase_add_test(t, tasks_wait_for_earlier_ones);
     tcase_add_test(t, worker_numbers_are_private);
     tcase_add_test(t, start_and_stop);
     tcase_add_test(t, cores);
