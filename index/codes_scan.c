@@ -120,12 +120,23 @@ const float *idx_visible_scales(const idx_scan_state *c, uint32_t at, uint32_t n
     return own;
 }
 
+/* Asks for part `part` of `parts` of the codes that come one and a half tiles after `codes`. The kernel asks for what is nearer; but while scores are looked at, which takes longer than
+ * computing them, memory would be idle. */
+static inline void ask_codes(const idx_scan_state *c, const uint8_t *codes, uint32_t part, uint32_t parts)
+{
+    size_t tile = IDX_TILE / IDX_BLOCK * c->ix->code.block_bytes, lines = tile / IDX_ALIGN;
+    codes += tile + tile / 2;
+    for (size_t i = lines * part / parts, end = lines * (part + 1) / parts; i < end; i++)
+        __builtin_prefetch(codes + i * IDX_ALIGN, 0, 2);
+}
+
 /* Adds the weights of a tile, slots [at, at + n), whose largest scores are `best`, to their clusters' sums; `cluster` holds the first slot of [from, ..) in it. */
-static void add_weights(const idx_scan_state *c, uint32_t at, uint32_t n, uint32_t from, uint32_t cluster, const float *best)
+static void add_weights(const idx_scan_state *c, uint32_t at, uint32_t n, uint32_t from, uint32_t cluster, const float *best, const uint8_t *codes)
 {
     idx_scratch *s = c->s;
     uint32_t heads = 0;
     for (uint32_t h = 0; h < c->q->group; h++) {
+        ask_codes(c, codes, c->q->group + h, 2 * c->q->group);
         float *w = c->weights + h * c->ld;
         if (best[h] > c->m[h]) {
             float f = expf(c->m[h] - best[h]);
@@ -165,11 +176,12 @@ static void scan_run(const idx_scan_state *c, uint32_t run)
         else
             c->k->codes(codes, scales, n / IDX_BLOCK, ix->code.quads, query, c->q->group, s->scores, IDX_TILE, s->tile_best);
         for (uint32_t h = 0; h < c->q->group; h++) {
+            ask_codes(c, codes, h, 2 * c->q->group);
             if (s->tops[h].keep)
                 idx_top_add_known(c->k, &s->tops[h], at, s->scores + (size_t)h * IDX_TILE, n, s->tile_best[h], s->tmp);
         }
         if (c->weights)
-            add_weights(c, at, stop, from, cluster, s->tile_best);
+            add_weights(c, at, stop, from, cluster, s->tile_best, codes);
     }
 }
 
