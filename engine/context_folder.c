@@ -101,7 +101,7 @@ static int open_folder_of(const eng_folder *f, const file_name *name)
     return fd < 0 ? -errno : fd;
 }
 
-int eng_folder_save(const eng_folder *f, const eng_segment_head *head, const eng_segment *s, bool codes)
+int eng_folder_save(const eng_folder *f, const eng_segment_head *head, const eng_segment *s, unsigned parts)
 {
     file_name name = name_of(&head->id, ".seg"), temporary = name_of(&head->id, ".new");
     int folder = open_folder_of(f, &name), r, fd;
@@ -116,7 +116,7 @@ int eng_folder_save(const eng_folder *f, const eng_segment_head *head, const eng
         return r;
     }
     eng_fault_point("save:created");
-    r = eng_segment_write(fd, head, s, codes);
+    r = eng_segment_write(fd, head, s, parts);
     eng_fault_point("save:written");
     if (r == 0 && fsync(fd) < 0)
         r = -errno;
@@ -125,10 +125,8 @@ int eng_folder_save(const eng_folder *f, const eng_segment_head *head, const eng
     if (r == 0 && renameat(f->segments, temporary.s, f->segments, name.s) < 0)
         r = -errno;
     eng_fault_point("save:renamed");
-    if (r == 0 && fsync(folder) < 0) {
+    if (r == 0 && fsync(folder) < 0)
         r = -errno;
-        unlinkat(f->segments, name.s, 0);
-    }
     if (r < 0)
         unlinkat(f->segments, temporary.s, 0);
     close(folder);

@@ -16,7 +16,8 @@ typedef struct {
 int eng_folder_open(const char *dir, eng_folder *ret, char *err, size_t errlen);
 void eng_folder_done(eng_folder *f); /* also of one that failed to open */
 
-int eng_folder_save(const eng_folder *f, const eng_segment_head *head, const eng_segment *s, bool codes);
+/* Instead of the file of this name that there may be. */
+int eng_folder_save(const eng_folder *f, const eng_segment_head *head, const eng_segment *s, unsigned parts);
 eng_miss eng_folder_file(const eng_folder *f, const eng_segment_id *id, eng_segment_file **ret, char *err, size_t errlen);
 int eng_folder_remove(const eng_folder *f, const eng_segment_id *id);
 

@@ -60,7 +60,7 @@ bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position);
 /* Reads one of them. A file that cannot be used is logged, counted and removed (one that cannot be read only left alone). Bytes of memory it takes, and
  * what it is worth: eng_store_size. */
 eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret);
-size_t eng_store_size(eng_store *s, const eng_segment_id *id, uint64_t *ret_worth);
+size_t eng_store_size(eng_store *s, const eng_segment_id *id, size_t *ret_beside, uint64_t *ret_worth);
 
 /* Names, from any thread: has the catalog brought up to date, before what else is queued; wait: until it is. */
 void eng_store_sync_names(eng_store *s, bool wait);

@@ -63,13 +63,16 @@ bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position)
     return evicted;
 }
 
-size_t eng_store_size(eng_store *s, const eng_segment_id *id, uint64_t *ret_worth)
+size_t eng_store_size(eng_store *s, const eng_segment_id *id, size_t *ret_beside, uint64_t *ret_worth)
 {
     pthread_mutex_lock(&s->lock);
     eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
-    size_t bytes = e ? (size_t)e->head.bytes : 0; /* keys, values, ids and codes, as in memory */
+    size_t bytes = e ? (size_t)e->head.bytes : 0; /* keys, values, ids and indexes, as in memory */
+    uint32_t n = e ? e->head.n : 0;
     *ret_worth = e ? e->worth : 0;
     pthread_mutex_unlock(&s->lock);
+    size_t kv = eng_segment_kv_bytes(s->p.owner.shape, n);
+    *ret_beside = bytes > kv ? bytes - kv : 0;
     return bytes;
 }
 

@@ -18,7 +18,8 @@ struct eng_store_job {
     eng_store_job *next;
     eng_segment *seg; /* to be written; NULL: the segment `head.id` and all below it are to be removed */
     eng_segment_head head;
-    bool codes, unwanted; /* unwanted: guarded by lock; its tokens' name went meanwhile */
+    unsigned parts; /* of it, ENG_STORE_... */
+    bool unwanted;  /* guarded by lock; its tokens' name went meanwhile */
     int result;
 };
 

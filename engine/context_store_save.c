@@ -30,26 +30,30 @@ static eng_segment **chain_of(eng_segment *seg, uint32_t *ret_n, uint32_t *ret_e
     return chain;
 }
 
-static bool is_known(eng_store *s, const eng_segment_id *id)
+/* Bytes of the file that there is of this segment, or will be; 0: none. With the lock held. */
+static uint64_t known_bytes(const eng_store *s, const eng_segment_id *id)
 {
-    eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
-    bool known = (e && !e->unusable) || (s->running && s->running->seg && eng_segment_id_equal(&s->running->head.id, id));
-    for (eng_store_job *j = s->queue.first; j && !known; j = j->next)
-        known = j->seg && eng_segment_id_equal(&j->head.id, id);
-    return known;
+    const eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
+    uint64_t bytes = e && !e->unusable ? e->head.bytes : 0;
+    const eng_store_job *j = s->running ? s->running : s->queue.first;
+    for (; j; j = j == s->running ? s->queue.first : j->next)
+        if (j->seg && eng_segment_id_equal(&j->head.id, id) && j->head.bytes > bytes)
+            bytes = j->head.bytes;
+    return bytes;
 }
 
-static int queue_segment(eng_store *s, eng_segment *seg, const eng_segment_head *head)
+/* A file differs from another of the same segment in its indexes alone: the larger one has more of them. */
+static int queue_segment(eng_store *s, eng_segment *seg, const eng_segment_head *head, unsigned parts)
 {
     pthread_mutex_lock(&s->lock);
-    bool known = is_known(s, &head->id);
+    uint64_t known = known_bytes(s, &head->id);
     pthread_mutex_unlock(&s->lock);
-    if (known || seg->map) /* what a file gave is not written again: it could fail meanwhile */
+    if (known >= head->bytes || (known && seg->indexing) || seg->map) /* what a file gave is not written again: it could fail meanwhile */
         return 0;
     eng_store_job *j = malloc(sizeof *j);
     if (!j)
         return -ENOMEM;
-    *j = (eng_store_job){.seg = eng_segment_ref(seg), .head = *head, .codes = eng_segment_coded(seg)};
+    *j = (eng_store_job){.seg = eng_segment_ref(seg), .head = *head, .parts = parts};
     eng_store_enqueue(s, j);
     return 0;
 }
@@ -65,7 +69,8 @@ int eng_store_save(eng_store *s, eng_segment *seg)
     int r = ids ? 0 : -ENOMEM;
     for (uint32_t i = 0; i < n && r == 0; i++) {
         eng_segment *p = chain[i];
-        eng_segment_head head = eng_segment_head_of(&s->p.owner, p, eng_segment_coded(p));
+        unsigned parts = eng_segment_storable(p);
+        eng_segment_head head = eng_segment_head_of(&s->p.owner, p, parts);
         exact = exact && p->exact;
         head.exact = exact;
         head.parent = parent;
@@ -73,7 +78,8 @@ int eng_store_save(eng_store *s, eng_segment *seg)
         memcpy(ids + p->start, p->ids, (size_t)p->n * sizeof *ids); /* over those of the parent that come after the cut */
         head.id = parent = p->id = eng_segment_id_of(&head, ids);
         p->has_id = true;
-        r = head.bytes ? queue_segment(s, p, &head) : -ENOMEM;
+        r = head.bytes ? queue_segment(s, p, &head, parts) : -ENOMEM;
+        p->half_saved = p->indexing;
     }
     free(ids);
     free(chain);
@@ -100,6 +106,37 @@ static int keep_entry(eng_store *s, const eng_store_job *j)
     return r;
 }
 
+/* The file has taken the place of one without all of the indexes. */
+static int update_entry(eng_store *s, const eng_store_job *j)
+{
+    pthread_mutex_lock(&s->lock);
+    eng_mirror_entry *e = eng_mirror_get(&s->mirror, &j->head.id);
+    s->mirror.bytes += j->head.bytes - e->head.bytes;
+    e->head.bytes = j->head.bytes;
+    e->head.created = j->head.created;
+    eng_catalog_row row = {.head = e->head, .ids = e->ids, .used = e->used, .hits = e->hits};
+    pthread_mutex_unlock(&s->lock);
+    return eng_catalog_put(s->catalog, &row); /* if that fails: at the next start the file says its size itself */
+}
+
+/* Room for a file: without what can be done without, if there is none for all. What the segment is part of, or what there is of it, stays. */
+static int make_room_for(eng_store *s, eng_store_job *j, bool replaces)
+{
+    const eng_segment_id *keeps = replaces ? &j->head.id : &j->head.parent;
+    uint64_t claim = eng_worth_claim(eng_worth_used(0, j->head.start + j->head.n));
+    int r = eng_store_make_room(s, j->head.bytes, keeps, claim);
+    if (r < 0 && replaces)
+        return ENG_STORE_REFUSED; /* it stays as it is */
+    if (r == 0 || !(j->parts & ~(unsigned)ENG_STORE_CODES))
+        return r;
+    uint64_t fewer = eng_segment_head_of(&s->p.owner, j->seg, j->parts & ENG_STORE_CODES).bytes;
+    pthread_mutex_lock(&s->lock);
+    j->parts &= ENG_STORE_CODES;
+    j->head.bytes = fewer;
+    pthread_mutex_unlock(&s->lock);
+    return fewer ? eng_store_make_room(s, fewer, keeps, claim) : -ENOMEM;
+}
+
 /* The files that a merged segment stands for, last one first. What continues the last of them continues the merged one; what leaves before that keeps those that it
  * needs. */
 static void drop_replaced(eng_store *s, const eng_store_job *j)
@@ -123,7 +160,11 @@ static void drop_replaced(eng_store *s, const eng_store_job *j)
 int eng_store_write(eng_store *s, eng_store_job *j)
 {
     pthread_mutex_lock(&s->lock);
-    bool unwanted = j->unwanted, there = eng_mirror_get(&s->mirror, &j->head.id), orphan = j->head.start && !eng_mirror_get(&s->mirror, &j->head.parent);
+    const eng_mirror_entry *e = eng_mirror_get(&s->mirror, &j->head.id);
+    bool replaces = e && !e->unusable && e->head.bytes < j->head.bytes, there = e && !replaces;
+    bool unwanted = j->unwanted, orphan = !e && j->head.start && !eng_mirror_get(&s->mirror, &j->head.parent);
+    if (replaces)
+        j->head.parent = e->head.parent; /* whoever opens the file now may find either */
     pthread_mutex_unlock(&s->lock);
     if (there || orphan || unwanted) {
         if (there)
@@ -131,10 +172,12 @@ int eng_store_write(eng_store *s, eng_store_job *j)
         return there || unwanted ? 0 : -ENOENT;
     }
     uint64_t begin = eng_now_ns();
-    int r = eng_store_make_room(s, j->head.bytes, &j->head.parent, eng_worth_claim(eng_worth_used(0, j->head.start + j->head.n)));
+    int r = make_room_for(s, j, replaces);
     if (r == 0)
-        r = eng_folder_save(&s->folder, &j->head, j->seg, j->codes);
-    if (r == 0 && (r = keep_entry(s, j)) < 0)
+        r = eng_folder_save(&s->folder, &j->head, j->seg, j->parts);
+    if (r == 0)
+        r = replaces ? update_entry(s, j) : keep_entry(s, j);
+    if (r < 0 && !replaces)
         eng_folder_remove(&s->folder, &j->head.id);
     eng_fault_point("merge:saved");
     if (r == 0)

@@ -1,5 +1,5 @@
-/* The engine thread's side of the disk tier: what sessions leave waits here until its codes are built and nobody waits for an answer; what a prompt
- * needs from disk is put together here with what memory has. */
+/* The engine thread's side of the disk tier: what sessions leave waits here until its codes are built and nobody waits for an answer, and is written once more when a
+ * graph has come behind these; what a prompt needs from disk is put together here with what memory has. */
 #include "contexts.h"
 
 #include "context_store.h"
@@ -129,16 +129,35 @@ static void save_first(eng_disk *d, uint32_t n)
         d->bytes = 0;
 }
 
+/* Clusters take a tenth of a graph's time and are waited for; graphs are not: a context should be safe by then. */
+static bool is_ready(const eng_segment *s)
+{
+    return !s->indexing || (eng_segment_coded(s) && (s->wants & ENG_WANT_GRAPH));
+}
+
+/* What has its graphs now. */
+static void save_again(eng_engine *e)
+{
+    uint32_t n;
+    eng_segment *const *all = eng_cache_segments(e->cache, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (all[i]->half_saved && !all[i]->indexing)
+            eng_store_save(e->disk->store, all[i]); /* if that fails: at the next turn */
+}
+
 void eng_disk_turn(eng_engine *e)
 {
     eng_disk *d = e->disk;
     if (!d)
         return;
     eng_store_collect(d->store);
+    if (e->in_session)
+        return;
     uint32_t n = 0;
-    while (n < d->n && (!d->waiting[n]->indexing || eng_segment_coded(d->waiting[n])))
+    while (n < d->n && is_ready(d->waiting[n]))
         n++;
-    save_first(d, e->in_session ? 0 : n);
+    save_first(d, n);
+    save_again(e);
 }
 
 void eng_disk_close(eng_engine *e)
@@ -147,6 +166,7 @@ void eng_disk_close(eng_engine *e)
     if (!d)
         return;
     save_first(d, d->n);
+    save_again(e);
     eng_store_close(d->store);
     free(d->waiting);
     free(d);
@@ -155,12 +175,25 @@ void eng_disk_close(eng_engine *e)
 
 /* ---- finding ------------------------------------------------------------------------------------------------------- */
 
-static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, const atomic_bool *cancel, eng_segment **ret)
+/* What a segment that stays in its file is read without. */
+static unsigned skipped(unsigned wants)
+{
+    unsigned skip = ENG_STORE_QUERIES;
+    skip |= wants & ENG_WANT_CLUSTER ? 0 : ENG_STORE_CLUSTER;
+    skip |= wants & ENG_WANT_IVF ? 0 : ENG_STORE_IVF;
+    return skip | (wants & ENG_WANT_GRAPH ? 0 : ENG_STORE_GRAPH);
+}
+
+static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, unsigned wants, const atomic_bool *cancel, eng_segment **ret)
 {
     eng_segment_reader reader = {.pool = e->pool, .cancel = cancel, .heartbeat = &e->counters.heartbeat};
     uint64_t worth;
-    size_t bytes = eng_store_size(e->disk->store, id, &worth);
+    size_t beside, bytes = eng_store_size(e->disk->store, id, &beside, &worth);
     reader.map = !eng_cache_make_room(e->cache, bytes, eng_worth_claim(worth)); /* larger than the budget, or than what it may have of it */
+    if (reader.map) {
+        reader.skip = skipped(wants);
+        eng_cache_make_room(e->cache, beside, eng_worth_claim(worth)); /* its indexes are read all the same, as the session's own memory */
+    }
     eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just evicted */
     eng_miss why = eng_store_load(e->disk->store, id, &reader, parent, ret);
     if (why)
@@ -174,7 +207,7 @@ static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *paren
 }
 
 /* The chain as far as it can be had; *io_read: tokens that were read from disk, *io_why: what a file failed for. */
-static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic_bool *cancel, eng_view *view, uint32_t *io_read, eng_miss *io_why)
+static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, unsigned wants, const atomic_bool *cancel, eng_view *view, uint32_t *io_read, eng_miss *io_why)
 {
     eng_segment *parent = NULL;
     uint32_t end = 0;
@@ -184,7 +217,7 @@ static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic
         bool kept = s != NULL;
         if (kept)
             eng_segment_ref(s);
-        else if ((*io_why = load(e, &c->links[i].id, parent, cancel, &s)))
+        else if ((*io_why = load(e, &c->links[i].id, parent, wants, cancel, &s)))
             break;
         int r = eng_view_add(view, s, start, hi);
         eng_segment_unref(s);
@@ -199,7 +232,7 @@ static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, const atomic
     return end;
 }
 
-uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
+uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, unsigned wants, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
                        eng_prefix_stop *io_stop)
 {
     eng_disk *d = e->disk;
@@ -212,7 +245,7 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const 
         return have;
     eng_store_collect(d->store);
     eng_miss why = eng_store_find(d->store, p, have, &chain, &stop);
-    uint32_t length = why ? 0 : view_chain(e, &chain, cancel, &view, &read, &failed);
+    uint32_t length = why ? 0 : view_chain(e, &chain, wants, cancel, &view, &read, &failed);
     free(chain.links);
     if (failed)
         *io_stop = (eng_prefix_stop){length > have ? length : have, failed};
@@ -261,7 +294,7 @@ void eng_disk_warm(eng_engine *e, const eng_prefix *p, uint32_t have, const atom
     uint32_t read = 0;
     if (!e->disk || eng_store_find(e->disk->store, p, have, &chain, &where))
         return;
-    view_chain(e, &chain, stop, &view, &read, &failed);
+    view_chain(e, &chain, 0, stop, &view, &read, &failed);
     eng_view_done(&view);
     free(chain.links);
 }

@@ -72,8 +72,9 @@ void eng_disk_turn(eng_engine *e);
 void eng_disk_close(eng_engine *e);
 
 /* Looks for a longer prefix than the `have` tokens of *io_view, which memory has. Returns its length; the view is that prefix's then, and *ret_read is how
- * many of its tokens were read from disk. *io_stop: where and why memory's stops; then where and why both do. */
-uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
+ * many of its tokens were read from disk. *io_stop: where and why memory's stops; then where and why both do. wants: what beside codes is read of a context that
+ * is larger than memory (ENG_WANT_...); of others, all that there is. */
+uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, unsigned wants, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
                        eng_prefix_stop *io_stop);
 
 /* Merges the small segments at the end of one context (context_merge.c), unless a session runs. 1: it did, there may be more; 0: nothing to do. */

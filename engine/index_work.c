@@ -192,16 +192,6 @@ static idx_index **index_of(const slot *s)
     return &all[s->item / n][s->item % n];
 }
 
-/* Which cluster a graph's hits are of. Without memory for that there is no estimate by graph. */
-static void note_members(const slot *s)
-{
-    eng_segment *seg = s->seg;
-    uint32_t *to = s->item / head_count(seg) == CLUSTER && (seg->wants & ENG_WANT_GRAPH) ? malloc(seg->n * sizeof *to) : NULL;
-    if (to)
-        idx_codes_members(*index_of(s), to);
-    seg->members[s->item % head_count(seg)] = to;
-}
-
 static void step_task(void *ctx, uint32_t task, uint32_t worker)
 {
     eng_index_work *w = ctx;
@@ -216,8 +206,8 @@ static void step_task(void *ctx, uint32_t task, uint32_t worker)
     idx_index **to = index_of(s);
     if (r == 0 && idx_builder_finish(s->builder, to) < 0)
         r = -ENOMEM;
-    if (r == 0 && s->item / head_count(s->seg) == CLUSTER)
-        note_members(s);
+    if (r == 0 && s->item / head_count(s->seg) == CLUSTER && (s->seg->wants & ENG_WANT_GRAPH))
+        eng_segment_note_members(s->seg, s->item % head_count(s->seg)); /* for its estimate */
     if (r <= 0) {
         s->failed = r < 0; /* no memory: other ways to its keys are right too, only slower */
         idx_builder_free(s->builder);

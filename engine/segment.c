@@ -194,6 +194,14 @@ bool eng_segment_estimates_graphs(const eng_segment *s)
     return eng_segment_has(s, s->index);
 }
 
+bool eng_segment_note_members(eng_segment *s, uint32_t item)
+{
+    s->members[item] = malloc(s->n * sizeof *s->members[item]);
+    if (s->members[item])
+        idx_codes_members(s->cluster[item], s->members[item]);
+    return s->members[item];
+}
+
 static size_t query_bytes(const eng_segment *s)
 {
     const eng_kv_shape *h = s->shape;
@@ -208,15 +216,30 @@ static uint32_t layers_before(const eng_kv_shape *h, uint32_t layer)
     return n;
 }
 
-/* Queries, of one head each. */
-static size_t kept_count(const eng_segment *s)
+/* Of one of a head. */
+static size_t kept_query(const eng_kv_shape *h)
 {
-    return (size_t)layers_before(s->shape, s->shape->n_layer) * s->shape->n_head_kv * s->m * s->shape->group;
+    return h->head_dim + sizeof(uint16_t);
+}
+
+size_t eng_segment_kept_bytes(const eng_segment *s)
+{
+    return (size_t)s->m * s->shape->group * kept_query(s->shape);
+}
+
+uint8_t *eng_segment_kept(const eng_segment *s, uint32_t layer, uint32_t head)
+{
+    return s->kept + ((size_t)layers_before(s->shape, layer) * s->shape->n_head_kv + head) * eng_segment_kept_bytes(s);
+}
+
+static size_t all_kept_bytes(const eng_segment *s)
+{
+    return (size_t)layers_before(s->shape, s->shape->n_layer) * s->shape->n_head_kv * eng_segment_kept_bytes(s);
 }
 
 size_t eng_segment_bytes(const eng_segment *s)
 {
-    size_t rows = s->query_row ? s->m_cap * sizeof *s->query_row : 0, kept = s->kept ? kept_count(s) * (s->shape->head_dim + sizeof *s->kept_scale) : 0;
+    size_t rows = s->query_row ? s->m_cap * sizeof *s->query_row : 0, kept = s->kept ? all_kept_bytes(s) : 0;
     return s->kv_bytes + (size_t)s->cap * sizeof *s->ids + s->index_bytes + square_bytes(s->shape) + rows + kept + (s->queries ? query_bytes(s) : 0);
 }
 
@@ -239,15 +262,25 @@ void eng_segment_free_queries(eng_segment *s)
         munmap(s->queries, query_bytes(s));
     free(s->query_row);
     free(s->kept);
-    free(s->kept_scale);
-    s->queries = s->kept_scale = NULL;
+    s->queries = NULL;
     s->kept = NULL;
     s->query_row = NULL;
     s->m = s->m_cap = 0;
 }
 
-/* One query of d elements to its codes; its scale. */
-static uint16_t thin_query(const uint16_t *q, uint32_t d, int8_t *codes)
+int eng_segment_alloc_kept(eng_segment *s, uint32_t m)
+{
+    s->m = s->m_cap = m;
+    s->kept = malloc(all_kept_bytes(s) + 1);
+    s->query_row = malloc((size_t)m * sizeof *s->query_row);
+    if (s->kept && s->query_row)
+        return 0;
+    eng_segment_free_queries(s);
+    return -ENOMEM;
+}
+
+/* One query of d elements to its codes and, behind them, its scale. */
+static void thin_query(const uint16_t *q, uint32_t d, uint8_t *to)
 {
     float most = 0;
     for (uint32_t j = 0; j < d; j++) {
@@ -258,39 +291,35 @@ static uint16_t thin_query(const uint16_t *q, uint32_t d, int8_t *codes)
     float unit = eng_f16_to_f32(scale);
     bool good = unit > 0 && unit < INFINITY;
     for (uint32_t j = 0; j < d; j++)
-        codes[j] = good ? (int8_t)lrintf(fmaxf(fminf(eng_f16_to_f32(q[j]) / unit, 127), -127)) : 0;
-    return scale;
+        to[j] = (uint8_t)(good ? (int8_t)lrintf(fmaxf(fminf(eng_f16_to_f32(q[j]) / unit, 127), -127)) : 0);
+    memcpy(to + d, &scale, sizeof scale);
 }
 
 void eng_segment_thin_queries(eng_segment *s)
 {
     const eng_kv_shape *h = s->shape;
     uint32_t m = s->n / (ENG_KEYS_PER_KEPT_QUERY * h->group), of = s->m, *rows = s->query_row;
-    m = m < of ? m : of;
     if (!s->queries)
         return;
-    s->m = m;
-    s->kept = malloc(kept_count(s) * h->head_dim + 1);
-    s->kept_scale = malloc(kept_count(s) * sizeof *s->kept_scale + 1);
-    if (!m || !s->kept || !s->kept_scale) {
-        eng_segment_free_queries(s);
-        return;
-    }
-    int8_t *to = s->kept;
-    uint16_t *scale = s->kept_scale;
-    for (uint32_t layer = 0; layer < h->n_layer; layer++)
-        for (uint32_t item = 0; item < h->n_head_kv * m && !eng_kv_window(h, layer); item++) {
-            const uint16_t *q = eng_segment_query(s, layer, item / m, (uint32_t)((uint64_t)(item % m) * of / m));
-            for (uint32_t g = 0; g < h->group; g++, q += h->head_dim, to += h->head_dim)
-                *scale++ = thin_query(q, h->head_dim, to);
-        }
-    for (uint32_t i = 0; i < m; i++)
-        rows[i] = rows[(uint64_t)i * of / m];
-    munmap(s->queries, query_bytes(s));
+    m = m < of ? m : of;
+    uint16_t *queries = s->queries;
+    size_t bytes = query_bytes(s), per = (size_t)h->group * h->head_dim;
+    uint32_t cap = s->m_cap;
     s->queries = NULL;
-    s->m_cap = m;
-    uint32_t *fewer = realloc(rows, m * sizeof *rows);
-    s->query_row = fewer ? fewer : rows;
+    s->query_row = NULL;
+    if (!m || eng_segment_alloc_kept(s, m) < 0)
+        eng_segment_free_queries(s);
+    for (uint32_t layer = 0; layer < h->n_layer && s->kept; layer++)
+        for (uint32_t item = 0; item < h->n_head_kv * m && !eng_kv_window(h, layer); item++) {
+            const uint16_t *q = queries + (((size_t)layer * h->n_head_kv + item / m) * cap + (uint32_t)((uint64_t)(item % m) * of / m)) * per;
+            uint8_t *to = eng_segment_kept(s, layer, item / m) + (size_t)(item % m) * h->group * kept_query(h);
+            for (uint32_t g = 0; g < h->group; g++, q += h->head_dim, to += kept_query(h))
+                thin_query(q, h->head_dim, to);
+        }
+    for (uint32_t i = 0; i < m && s->kept; i++)
+        s->query_row[i] = rows[(uint64_t)i * of / m];
+    munmap(queries, bytes);
+    free(rows);
 }
 
 void eng_segment_load_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i, uint16_t *ret)
@@ -300,11 +329,13 @@ void eng_segment_load_query(const eng_segment *s, uint32_t layer, uint32_t head,
         memcpy(ret, eng_segment_query(s, layer, head, i), (size_t)h->group * h->head_dim * sizeof *ret);
         return;
     }
-    size_t at = (((size_t)layers_before(h, layer) * h->n_head_kv + head) * s->m + i) * h->group;
-    for (uint32_t g = 0; g < h->group; g++) {
-        float unit = eng_f16_to_f32(s->kept_scale[at + g]);
+    const uint8_t *from = eng_segment_kept(s, layer, head) + (size_t)i * h->group * kept_query(h);
+    for (uint32_t g = 0; g < h->group; g++, from += kept_query(h)) {
+        uint16_t scale;
+        memcpy(&scale, from + h->head_dim, sizeof scale);
+        float unit = eng_f16_to_f32(scale);
         for (uint32_t j = 0; j < h->head_dim; j++)
-            ret[g * h->head_dim + j] = eng_f32_to_f16(fmaxf(fminf(unit * s->kept[(at + g) * h->head_dim + j], 65504), -65504)); /* f16's largest */
+            ret[g * h->head_dim + j] = eng_f32_to_f16(fmaxf(fminf(unit * (int8_t)from[j], 65504), -65504)); /* f16's largest */
     }
 }
 

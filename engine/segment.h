@@ -54,9 +54,9 @@ struct eng_segment {
     size_t v_offset;            /* of the V block in it */
 
     /* Sampled prefill queries, f16 [layer][head][m_cap][group][head_dim], and the row each may see up to. When the indexes are built, few of them stay, for those of a
-     * segment that this one is merged into: 8 bits [layer that retrieves][head][m][group][head_dim], and a scale of each. */
-    uint16_t *queries, *kept_scale;
-    int8_t *kept;
+     * segment that this one is merged into: [layer that retrieves][head][m][group], each head_dim codes (i8) and their scale (f16). */
+    uint16_t *queries;
+    uint8_t *kept;
     uint32_t *query_row;
     uint32_t m, m_cap;
 
@@ -73,6 +73,7 @@ struct eng_segment {
 
     bool indexing;              /* one of the references is index_work.c's */
     bool has_id;                /* it was queued for a file, or read from one */
+    bool half_saved;            /* that file lacks what was still being built */
     eng_segment_id id;
     eng_segment_id *replaces;   /* [n_replaces] files that its own stands for once it is there; owned */
     uint32_t n_replaces;
@@ -106,6 +107,9 @@ bool eng_segment_has(const eng_segment *s, idx_index *const *all);
 /* Whether every graph can be searched with an estimate: by the centroids of cluster. */
 bool eng_segment_estimates_graphs(const eng_segment *s);
 
+/* Notes which of its clusters a (layer, head)'s rows are of. False: there is no memory for that, and so no estimate by graph. */
+bool eng_segment_note_members(eng_segment *s, uint32_t item);
+
 /* Memory it takes, all parts. */
 size_t eng_segment_bytes(const eng_segment *s);
 size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap); /* of a new one */
@@ -124,6 +128,10 @@ int eng_segment_alloc_queries(eng_segment *s, uint32_t m_cap);
 void eng_segment_free_queries(eng_segment *s);
 /* Keeps few of them, in 8 bits; without memory for that, none. */
 void eng_segment_thin_queries(eng_segment *s);
+/* Room for m kept ones, and for the rows that they see; -ENOMEM. And those of a layer that retrieves, eng_segment_kept_bytes() long. */
+int eng_segment_alloc_kept(eng_segment *s, uint32_t m);
+uint8_t *eng_segment_kept(const eng_segment *s, uint32_t layer, uint32_t head);
+size_t eng_segment_kept_bytes(const eng_segment *s);
 /* Those of position i of a layer that retrieves, as they are or as they were kept, to ret [group][head_dim]. */
 void eng_segment_load_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i, uint16_t *ret);
 static inline uint16_t *eng_segment_query(const eng_segment *s, uint32_t layer, uint32_t head, uint32_t i)

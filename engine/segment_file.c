@@ -69,27 +69,50 @@ uint64_t eng_segment_lay_out(seg_section *s, uint32_t n, uint32_t *ret_blocks, u
     return at;
 }
 
-/* The sections of a segment, not yet laid out; room for 2 + one each head. */
-static uint32_t list_sections(const eng_segment *s, bool codes, seg_section *ret)
+unsigned eng_segment_storable(const eng_segment *s)
 {
-    uint32_t n = 2, heads = seg_head_count(s->shape->n_layer, s->shape->n_head_kv);
+    unsigned parts = s->kept ? ENG_STORE_QUERIES : 0;
+    for (uint32_t kind = SEG_CODES; kind <= SEG_GRAPH; kind++)
+        parts |= eng_segment_has(s, seg_indexes(s, kind)) ? ENG_STORE_CODES << (kind - SEG_CODES) : 0;
+    return parts;
+}
+
+/* Section n of a kind for each head that has it, if it is wanted. The number of all. */
+static uint32_t list_indexes(const eng_segment *s, uint32_t kind, unsigned parts, uint32_t n, seg_section *ret)
+{
+    idx_index *const *all = seg_indexes(s, kind);
+    for (uint32_t i = 0; i < seg_head_count(s->shape->n_layer, s->shape->n_head_kv) && (parts & ENG_STORE_CODES << (kind - SEG_CODES)); i++)
+        if (all[i]) {
+            size_t bytes;
+            idx_arena(all[i], &bytes);
+            ret[n++] = (seg_section){.kind = kind, .item = i, .bytes = bytes};
+        }
+    return n;
+}
+
+/* The sections of a segment, not yet laid out. */
+static uint32_t list_sections(const eng_segment *s, unsigned parts, seg_section *ret)
+{
+    uint32_t n = 2;
     ret[0] = (seg_section){.kind = SEG_IDS, .bytes = (uint64_t)s->n * sizeof *s->ids};
     ret[1] = (seg_section){.kind = SEG_KV, .bytes = s->kv_bytes};
-    for (uint32_t i = 0; codes && i < heads; i++)
-        if (s->codes[i]) {
-            size_t bytes;
-            idx_arena(s->codes[i], &bytes);
-            ret[n++] = (seg_section){.kind = SEG_CODES, .item = i, .bytes = bytes};
-        }
+    for (uint32_t kind = SEG_CODES; kind <= SEG_GRAPH; kind++)
+        n = list_indexes(s, kind, parts, n, ret);
+    if (!(parts & ENG_STORE_QUERIES))
+        return n;
+    ret[n++] = (seg_section){.kind = SEG_QUERY_ROWS, .bytes = (uint64_t)s->m * sizeof *s->query_row};
+    for (uint32_t i = 0; i < seg_head_count(s->shape->n_layer, s->shape->n_head_kv); i++)
+        if (!eng_kv_window(s->shape, i / s->shape->n_head_kv))
+            ret[n++] = (seg_section){.kind = SEG_QUERIES, .item = i, .bytes = eng_segment_kept_bytes(s)};
     return n;
 }
 
 static seg_section *new_sections(const eng_segment *s)
 {
-    return calloc(2 + seg_head_count(s->shape->n_layer, s->shape->n_head_kv), sizeof(seg_section));
+    return calloc(seg_max_sections(s->shape->n_layer, s->shape->n_head_kv), sizeof(seg_section));
 }
 
-eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_segment *s, bool codes)
+eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_segment *s, unsigned parts)
 {
     const eng_kv_shape *h = s->shape;
     eng_segment_head head = {
@@ -99,7 +122,7 @@ eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_s
     seg_section *sections = new_sections(s);
     uint32_t n_blocks, head_bytes;
     if (sections)
-        head.bytes = eng_segment_lay_out(sections, list_sections(s, codes, sections), &n_blocks, &head_bytes);
+        head.bytes = eng_segment_lay_out(sections, list_sections(s, parts, sections), &n_blocks, &head_bytes);
     free(sections);
     return head;
 }
@@ -124,8 +147,12 @@ static int write_at(int fd, const uint8_t *p, size_t n, uint64_t offset)
 static const uint8_t *section_data(const eng_segment *s, const seg_section *sec)
 {
     size_t bytes;
-    if (sec->kind == SEG_CODES)
-        return idx_arena(s->codes[sec->item], &bytes);
+    if (seg_is_index(sec->kind))
+        return idx_arena(seg_indexes(s, sec->kind)[sec->item], &bytes);
+    if (sec->kind == SEG_QUERY_ROWS)
+        return (const uint8_t *)s->query_row;
+    if (sec->kind == SEG_QUERIES)
+        return eng_segment_kept(s, sec->item / s->shape->n_head_kv, sec->item % s->shape->n_head_kv);
     return sec->kind == SEG_IDS ? (const uint8_t *)s->ids : s->kv;
 }
 
@@ -146,14 +173,14 @@ static int write_sections(int fd, const eng_segment *s, const seg_section *secti
     return 0;
 }
 
-int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s, bool codes)
+int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s, unsigned parts)
 {
     uint32_t n_blocks, head_bytes;
     uint8_t *bytes = NULL;
     seg_section *sections = new_sections(s);
     if (!sections)
         return -ENOMEM;
-    uint32_t n = list_sections(s, codes, sections);
+    uint32_t n = list_sections(s, parts, sections);
     uint64_t file_bytes = eng_segment_lay_out(sections, n, &n_blocks, &head_bytes);
     int r = -ENOMEM;
     if (!(bytes = calloc(1, head_bytes)))
@@ -165,7 +192,7 @@ int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s
     }
     seg_disk_head *h = (seg_disk_head *)(void *)bytes;
     *h = (seg_disk_head){
-        .version = seg_version_of(head->type_k, head->type_v), .head_bytes = head_bytes, .id = head->id, .parent = head->parent, .tenant = head->tenant,
+        .version = seg_version_of(head->type_k, head->type_v, sections[n - 1].kind), .head_bytes = head_bytes, .id = head->id, .parent = head->parent, .tenant = head->tenant,
         .fingerprint = head->fingerprint, .start = head->start, .n = head->n, .n_layer = head->n_layer, .n_head_kv = head->n_head_kv,
         .head_dim = head->head_dim, .type_k = head->type_k, .type_v = head->type_v, .exact = head->exact, .file_bytes = file_bytes,
         .n_sections = n, .n_blocks = n_blocks, .created = head->created,

@@ -1,7 +1,7 @@
 /* Segment files: one immutable file a segment (README.md, "Segment files", has the format byte by byte).
  *
  * Every byte may come from a damaged or hostile file: sizes are computed from the header and compared with the file's before anything is
- * allocated, each block of a mebibyte has a checksum that is verified as it is read, codes pass idx_load(), and token ids are the caller's to
+ * allocated, each block of a mebibyte has a checksum that is verified as it is read, indexes pass idx_load(), and token ids are the caller's to
  * compare. What is wrong is an eng_miss and a sentence.
  */
 #ifndef RETRIEVALD_SEGMENT_FILE_H
@@ -40,11 +40,17 @@ enum { ENG_SEGMENT_NAME = 2 * sizeof(eng_segment_id) + 1 };
 void eng_segment_id_text(const eng_segment_id *id, char ret[ENG_SEGMENT_NAME]); /* hexadecimal */
 bool eng_segment_id_parse(const char *s, eng_segment_id *ret);                 /* of so many digits and no more */
 
-/* Head of the file that a sealed segment (n == cap) will be, but for ids and time; `codes`: with those it has. bytes 0: no memory. */
-eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_segment *s, bool codes);
+/* What a file may have beside keys and values: bits. */
+enum { ENG_STORE_CODES = 1, ENG_STORE_CLUSTER = 2, ENG_STORE_IVF = 4, ENG_STORE_GRAPH = 8, ENG_STORE_QUERIES = 16 };
+
+/* What of these a sealed segment has in whole, which changes no more. The engine thread's. */
+unsigned eng_segment_storable(const eng_segment *s);
+
+/* Head of the file that a sealed segment (n == cap) will be, but for ids and time, with these of what is storable. bytes 0: no memory. */
+eng_segment_head eng_segment_head_of(const eng_segment_owner *owner, const eng_segment *s, unsigned parts);
 
 /* Writes it to an empty file; the caller syncs. Reads nothing of s that can change. -errno. */
-int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s, bool codes);
+int eng_segment_write(int fd, const eng_segment_head *head, const eng_segment *s, unsigned parts);
 
 typedef struct eng_segment_file eng_segment_file;
 
@@ -69,15 +75,16 @@ typedef struct {
     const atomic_bool *cancel; /* may be NULL */
     atomic_ullong *heartbeat;  /* rises with every block. May be NULL */
     bool map;                  /* keys and values stay in the file */
+    unsigned skip;             /* what is not wanted of ENG_STORE_... */
     const eng_file_stamp *checked; /* those of a file with this stamp are not checked again when it is mapped. May be NULL */
 } eng_segment_reader;
 
 /* Checks that it belongs to owner and has these token ids [n], then reads it as pool work below `parent` (NULL at start 0). The caller holds the one
- * reference. Codes that are not all there, or not for the layers that retrieve now, are left out. */
+ * reference. Indexes and queries that are not all there, or not for the layers that retrieve now, are left out. */
 eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader,
                                eng_segment *parent, eng_segment **ret, char *err, size_t errlen);
 
-/* Reads all of it and checks every checksum and the codes. */
+/* Reads all of it and checks every checksum, the indexes and the queries. */
 eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen);
 
 #endif

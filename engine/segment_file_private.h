@@ -8,6 +8,7 @@
 enum {
     SEG_VERSION = 1,      /* of files as the first programs wrote them */
     SEG_VERSION_Q8_0 = 2, /* with keys or values in q8_0, which version 1 does not know */
+    SEG_VERSION_INDEX = 3, /* with more than codes beside keys and values, whatever their type */
     SEG_BLOCK = 1 << 20,  /* bytes that share a checksum */
     SEG_PAGE = 4096,      /* keys and values begin at a multiple of it, so that they could be mapped */
 };
@@ -29,10 +30,11 @@ typedef struct {
 } seg_disk_head;
 _Static_assert(sizeof(seg_disk_head) == 256, "the header is written as it stands");
 
-typedef enum { SEG_IDS = 1, SEG_KV, SEG_CODES } seg_section_kind;
+/* Beside ids and keys and values, which every file has, sections stand in the order of kinds and, of each, of items. */
+typedef enum { SEG_IDS = 1, SEG_KV, SEG_CODES, SEG_CLUSTER, SEG_IVF, SEG_GRAPH, SEG_QUERY_ROWS, SEG_QUERIES, SEG_KINDS } seg_section_kind;
 
 typedef struct {
-    uint32_t kind, item; /* item: of codes, layer * n_head_kv + head */
+    uint32_t kind, item; /* item: layer * n_head_kv + head; 0 where a kind is not a head's */
     uint64_t offset, bytes, reserved;
 } seg_section;
 _Static_assert(sizeof(seg_section) == 32, "the table is written as it stands");
@@ -53,9 +55,29 @@ static inline uint32_t seg_head_count(uint32_t n_layer, uint32_t n_head_kv)
     return n_layer * n_head_kv;
 }
 
-static inline uint32_t seg_version_of(uint32_t type_k, uint32_t type_v)
+/* Of a file whose last section is of this kind. */
+static inline uint32_t seg_version_of(uint32_t type_k, uint32_t type_v, uint32_t last_kind)
 {
+    if (last_kind > SEG_CODES)
+        return SEG_VERSION_INDEX;
     return type_k == ENG_KV_Q8_0 || type_v == ENG_KV_Q8_0 ? SEG_VERSION_Q8_0 : SEG_VERSION;
+}
+
+static inline bool seg_is_index(uint32_t kind)
+{
+    return kind >= SEG_CODES && kind <= SEG_GRAPH;
+}
+
+/* Where a segment has its indexes of such a kind. */
+static inline idx_index **seg_indexes(const eng_segment *s, uint32_t kind)
+{
+    return kind == SEG_CODES ? s->codes : kind == SEG_CLUSTER ? s->cluster : kind == SEG_IVF ? s->ivf : s->index;
+}
+
+/* Of a file with all that there can be. */
+static inline uint32_t seg_max_sections(uint32_t n_layer, uint32_t n_head_kv)
+{
+    return 3 + (SEG_KINDS - SEG_CODES - 1) * seg_head_count(n_layer, n_head_kv);
 }
 
 /* Gives sections whose bytes are known their offsets, one after another behind the head. Returns the file's bytes. */

@@ -65,16 +65,17 @@ static eng_miss check_fields(const seg_disk_head *h, uint64_t file_bytes, char *
     static const uint8_t zero[sizeof h->reserved];
     if (memcmp(h->magic, SEG_MAGIC, sizeof h->magic) != 0)
         return miss(err, errlen, ENG_MISS_HEADER, "not a segment file");
-    uint32_t known = seg_version_of(h->type_k, h->type_v);
-    if (h->version != known)
-        return miss(err, errlen, ENG_MISS_VERSION, "version %u of the format; this program knows %u for such keys and values", h->version, known);
+    uint32_t known = seg_version_of(h->type_k, h->type_v, SEG_CODES);
+    if (h->version != known && h->version != SEG_VERSION_INDEX)
+        return miss(err, errlen, ENG_MISS_VERSION, "version %u of the format; this program knows %u and %u for such keys and values", h->version, known,
+                    SEG_VERSION_INDEX);
     if (h->file_bytes != file_bytes)
         return miss(err, errlen, ENG_MISS_SIZE, "%llu bytes, its header says %llu", (unsigned long long)file_bytes,
                     (unsigned long long)h->file_bytes);
     bool ok = h->n && h->n <= MAX_TOKENS && h->start <= MAX_TOKENS && h->n_layer && h->n_head_kv && h->n_layer <= MAX_HEADS &&
               h->n_head_kv <= MAX_HEADS / h->n_layer && h->head_dim && h->head_dim <= MAX_DIM && h->type_k <= ENG_KV_Q8_0 &&
               h->type_v <= ENG_KV_Q8_0 && h->exact <= 1 && !memcmp(h->reserved, zero, sizeof zero);
-    if (!ok || h->n_sections < 2 || h->n_sections > 2 + seg_head_count(h->n_layer, h->n_head_kv) ||
+    if (!ok || h->n_sections < 2 || h->n_sections > seg_max_sections(h->n_layer, h->n_head_kv) ||
         h->head_bytes != sizeof *h + h->n_sections * sizeof(seg_section) + (uint64_t)h->n_blocks * sizeof(uint64_t) || h->head_bytes > file_bytes)
         return miss(err, errlen, ENG_MISS_HEADER, "the header is damaged");
     return ENG_MISS_NONE;
@@ -87,20 +88,36 @@ static uint64_t kv_bytes(const seg_disk_head *h)
     return eng_segment_kv_bytes(&s, h->n);
 }
 
+/* Whether s can follow the section before it. Queries: whatever their group, as many of each head as there are rows, which come first. */
+static bool follows(const seg_disk_head *h, const seg_section *s, uint64_t *io_rows, uint64_t *io_bytes)
+{
+    bool next = s->kind > s[-1].kind || (s->kind == s[-1].kind && s->item > s[-1].item);
+    if (s->kind == SEG_QUERY_ROWS)
+        *io_rows = s->bytes / sizeof(uint32_t);
+    if (s->kind == SEG_QUERIES && !*io_bytes)
+        *io_bytes = s->bytes;
+    bool fits = s->kind != SEG_QUERY_ROWS || (!s->item && s->bytes % sizeof(uint32_t) == 0 && *io_rows && *io_rows <= h->n);
+    if (s->kind == SEG_QUERIES)
+        fits = *io_rows && s->bytes == *io_bytes && s->bytes % (*io_rows * (h->head_dim + sizeof(uint16_t))) == 0;
+    return next && fits && s->kind >= SEG_CODES && s->kind < SEG_KINDS && s->item < seg_head_count(h->n_layer, h->n_head_kv);
+}
+
 /* The section table must be the one that its sizes give. */
 static bool sections_fit(const seg_disk_head *h, const seg_section *s)
 {
     seg_section *want = calloc(h->n_sections, sizeof *want);
-    uint32_t n_blocks, head_bytes, heads = seg_head_count(h->n_layer, h->n_head_kv);
+    uint32_t n_blocks, head_bytes;
+    uint64_t rows = 0, query_bytes = 0;
     bool ok = want && s[0].kind == SEG_IDS && s[0].item == 0 && s[0].bytes == (uint64_t)h->n * sizeof(int32_t) && s[1].kind == SEG_KV && s[1].item == 0 &&
               s[1].bytes == kv_bytes(h);
     for (uint32_t i = 0; ok && i < h->n_sections; i++) {
         ok = s[i].bytes && s[i].bytes <= h->file_bytes;
         if (i >= 2)
-            ok = ok && s[i].kind == SEG_CODES && s[i].item < heads && (i == 2 || s[i].item > s[i - 1].item);
+            ok = ok && follows(h, &s[i], &rows, &query_bytes);
         want[i] = s[i];
         want[i].reserved = 0;
     }
+    ok = ok && h->version == seg_version_of(h->type_k, h->type_v, s[h->n_sections - 1].kind);
     ok = ok && eng_segment_lay_out(want, h->n_sections, &n_blocks, &head_bytes) == h->file_bytes && n_blocks == h->n_blocks &&
          !memcmp(want, s, h->n_sections * sizeof *s);
     free(want);
@@ -245,27 +262,43 @@ eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *er
     return why;
 }
 
-/* The codes of one head, through `buffer`. */
-static eng_miss read_codes(const eng_segment_file *f, uint32_t sec, uint8_t *buffer, idx_index **ret, char *err, size_t errlen)
+/* An index of one head, through `buffer`. */
+static eng_miss read_index(const eng_segment_file *f, uint32_t sec, uint8_t *buffer, idx_index **ret, char *err, size_t errlen)
 {
+    static const struct {
+        idx_kind kind;
+        const char *name;
+    } kinds[SEG_KINDS] = {[SEG_CODES] = {IDX_FLAT, "codes"}, [SEG_CLUSTER] = {IDX_CLUSTER, "clusters"}, [SEG_IVF] = {IDX_IVF, "lists"}, [SEG_GRAPH] = {IDX_GRAPH, "graph"}};
     const seg_section *s = &f->sections[sec];
-    char reason[128] = "";
+    char reason[128] = "another kind of index";
     eng_miss why = read_blocks(f, sec, 0, seg_block_count(s), buffer, err, errlen);
     if (why)
         return why;
-    int r = idx_load(buffer, s->bytes, f->head.n, f->head.head_dim, ret, reason, sizeof reason);
-    if (r == 0 && idx_kind_of(*ret) != IDX_FLAT) {
-        idx_free(*ret);
-        *ret = NULL;
+    idx_index *ix = NULL;
+    int r = idx_load(buffer, s->bytes, f->head.n, f->head.head_dim, &ix, reason, sizeof reason);
+    if (r == 0 && idx_kind_of(ix) != kinds[s->kind].kind)
         r = -EBADMSG;
-        snprintf(reason, sizeof reason, "a graph");
+    if (r < 0) {
+        idx_free(ix);
+        return r == -ENOMEM ? miss(err, errlen, ENG_MISS_MEMORY, "out of memory")
+                            : miss(err, errlen, ENG_MISS_INDEX, "%s of head %u: %s", kinds[s->kind].name, s->item, reason);
     }
-    if (r == -ENOMEM)
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    return r < 0 ? miss(err, errlen, ENG_MISS_INDEX, "codes of head %u: %s", s->item, reason) : ENG_MISS_NONE;
+    *ret = ix;
+    return ENG_MISS_NONE;
 }
 
-static size_t largest_codes(const eng_segment_file *f)
+/* The newest rows that kept queries see, rising; some lie behind the segment's. */
+static eng_miss read_rows(const eng_segment_file *f, uint32_t sec, uint32_t *to, char *err, size_t errlen)
+{
+    uint32_t m = (uint32_t)(f->sections[sec].bytes / sizeof *to);
+    eng_miss why = read_blocks(f, sec, 0, seg_block_count(&f->sections[sec]), (uint8_t *)to, err, errlen);
+    for (uint32_t i = 0; i < m && !why; i++)
+        if (to[i] > MAX_TOKENS || (i && to[i] < to[i - 1]))
+            why = miss(err, errlen, ENG_MISS_INDEX, "query %u sees row %u", i, to[i]);
+    return why;
+}
+
+static size_t largest_index(const eng_segment_file *f)
 {
     size_t most = 0;
     for (uint32_t i = 2; i < f->n_sections; i++)
@@ -273,12 +306,12 @@ static size_t largest_codes(const eng_segment_file *f)
     return most;
 }
 
-/* One task a block of keys and values, then one a head's codes. */
+/* One task a block of keys and values, then one a section beside them. */
 typedef struct {
     const eng_segment_file *f;
     const eng_segment_reader *reader;
     eng_segment *seg;
-    uint8_t **buffers; /* one a worker, for codes */
+    uint8_t **buffers; /* one a worker, for indexes */
     size_t buffer_bytes;
     uint32_t kv_blocks;
     uint32_t first; /* task: those before it are blocks that were checked before, and are where they were */
@@ -292,6 +325,25 @@ static eng_miss check_mapped(const loading *l, uint32_t block, const uint8_t *kv
     return eng_mapping_failed(l->seg->map) ? miss(err, errlen, ENG_MISS_IO, "cannot be read") : why;
 }
 
+static eng_miss load_section(loading *l, uint32_t sec, uint32_t worker, char *err, size_t errlen)
+{
+    const seg_section *s = &l->f->sections[sec];
+    uint32_t heads = l->seg->shape->n_head_kv;
+    if (s->kind >= SEG_QUERY_ROWS && !l->seg->kept)
+        return ENG_MISS_NONE;
+    if (s->kind == SEG_QUERY_ROWS)
+        return read_rows(l->f, sec, l->seg->query_row, err, errlen);
+    if (eng_kv_window(l->seg->shape, s->item / heads)) /* with another context length this layer slides */
+        return ENG_MISS_NONE;
+    if (s->kind == SEG_QUERIES)
+        return read_blocks(l->f, sec, 0, seg_block_count(s), eng_segment_kept(l->seg, s->item / heads, s->item % heads), err, errlen);
+    if (l->reader->skip & ENG_STORE_CODES << (s->kind - SEG_CODES))
+        return ENG_MISS_NONE;
+    if (!l->buffers[worker] && !(l->buffers[worker] = malloc(l->buffer_bytes)))
+        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    return read_index(l->f, sec, l->buffers[worker], &seg_indexes(l->seg, s->kind)[s->item], err, errlen);
+}
+
 static eng_miss load_part(loading *l, uint32_t task, uint32_t worker, char *err, size_t errlen)
 {
     if (l->reader->cancel && atomic_load(l->reader->cancel))
@@ -303,12 +355,7 @@ static eng_miss load_part(loading *l, uint32_t task, uint32_t worker, char *err,
         return check_mapped(l, task, kv, err, errlen);
     if (task < l->kv_blocks)
         return read_blocks(l->f, 1, task, task + 1, kv, err, errlen);
-    uint32_t sec = 2 + task - l->kv_blocks, item = l->f->sections[sec].item;
-    if (eng_kv_window(l->seg->shape, item / l->seg->shape->n_head_kv))
-        return ENG_MISS_NONE; /* with another context length this layer slides */
-    if (!l->buffers[worker] && !(l->buffers[worker] = malloc(l->buffer_bytes)))
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    return read_codes(l->f, sec, l->buffers[worker], &l->seg->codes[item], err, errlen);
+    return load_section(l, 2 + task - l->kv_blocks, worker, err, errlen);
 }
 
 static void load_task(void *ctx, uint32_t task, uint32_t worker)
@@ -323,23 +370,54 @@ static void load_task(void *ctx, uint32_t task, uint32_t worker)
         memcpy(l->err, err, sizeof err); /* read after the pool's barrier */
 }
 
-static void count_codes(eng_segment *s)
+/* Room for the queries, if they are wanted and there for every head of a layer that retrieves now. */
+static void expect_queries(const eng_segment_file *f, const eng_segment_reader *reader, eng_segment *s)
 {
-    uint32_t heads = seg_head_count(s->shape->n_layer, s->shape->n_head_kv);
-    for (uint32_t i = 0; i < heads; i++)
-        if (s->codes[i]) {
-            size_t bytes;
-            idx_arena(s->codes[i], &bytes);
-            s->index_bytes += bytes;
-            s->n_codes++;
+    uint64_t bytes = 0;
+    uint32_t wanted = 0, there = 0, m = 0;
+    for (uint32_t i = 0; i < s->shape->n_layer; i++)
+        wanted += eng_kv_window(s->shape, i) ? 0 : s->shape->n_head_kv;
+    for (uint32_t i = 2; i < f->n_sections; i++) {
+        const seg_section *sec = &f->sections[i];
+        if (sec->kind == SEG_QUERY_ROWS)
+            m = (uint32_t)(sec->bytes / sizeof *s->query_row);
+        if (sec->kind == SEG_QUERIES && !eng_kv_window(s->shape, sec->item / s->shape->n_head_kv)) {
+            bytes = sec->bytes;
+            there++;
         }
-    if (eng_segment_coded(s))
-        return;
-    for (uint32_t i = 0; i < heads; i++) {
-        idx_free(s->codes[i]);
-        s->codes[i] = NULL;
     }
-    s->index_bytes = s->n_codes = 0;
+    s->m = m;
+    if ((reader->skip & ENG_STORE_QUERIES) || there != wanted || !m || eng_segment_kept_bytes(s) != bytes || eng_segment_alloc_kept(s, m) < 0)
+        s->m = 0;
+}
+
+/* Counts the indexes of a kind; if some are missing, there are none. */
+static void count_indexes(eng_segment *s, uint32_t kind)
+{
+    idx_index **all = seg_indexes(s, kind);
+    bool whole = eng_segment_has(s, all);
+    for (uint32_t i = 0; i < seg_head_count(s->shape->n_layer, s->shape->n_head_kv); i++) {
+        size_t bytes;
+        if (all[i] && whole) {
+            idx_arena(all[i], &bytes);
+            s->index_bytes += bytes;
+            s->n_codes += kind == SEG_CODES;
+        } else {
+            idx_free(all[i]);
+            all[i] = NULL;
+        }
+    }
+    static const unsigned wants[SEG_KINDS] = {[SEG_CLUSTER] = ENG_WANT_CLUSTER, [SEG_IVF] = ENG_WANT_IVF, [SEG_GRAPH] = ENG_WANT_GRAPH};
+    s->wants |= whole ? wants[kind] : 0; /* what a segment is to have that this one becomes part of */
+}
+
+static void count_all(eng_segment *s)
+{
+    for (uint32_t kind = SEG_CODES; kind <= SEG_GRAPH; kind++)
+        count_indexes(s, kind);
+    for (uint32_t i = 0; i < seg_head_count(s->shape->n_layer, s->shape->n_head_kv); i++)
+        if (s->index[i] && s->cluster[i] && eng_segment_note_members(s, i))
+            s->index_bytes += s->n * sizeof **s->members;
 }
 
 static eng_miss check_owner(const eng_segment_file *f, const eng_segment_owner *owner, char *err, size_t errlen)
@@ -355,13 +433,14 @@ static eng_miss check_owner(const eng_segment_file *f, const eng_segment_owner *
 
 static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *reader, eng_segment *s, char *err, size_t errlen)
 {
-    loading l = {.f = f, .reader = reader, .seg = s, .kv_blocks = seg_block_count(&f->sections[1]), .buffer_bytes = largest_codes(f)};
+    loading l = {.f = f, .reader = reader, .seg = s, .kv_blocks = seg_block_count(&f->sections[1]), .buffer_bytes = largest_index(f)};
     uint32_t workers = eng_pool_threads(reader->pool);
     l.buffers = calloc(workers, sizeof *l.buffers);
     if (!l.buffers)
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
     /* A cold disk: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice the time. */
     posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    expect_queries(f, reader, s);
     if (s->map && reader->checked && !memcmp(reader->checked, &f->stamp, sizeof f->stamp))
         l.first = l.kv_blocks;
     eng_pool_run(reader->pool, "read", load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
@@ -403,7 +482,7 @@ eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owne
         s->id = f->head.id;
         s->has_id = true;
         why = read_body(f, reader, s, err, errlen);
-        count_codes(s);
+        count_all(s);
         if (why)
             eng_segment_unref(s);
         else
@@ -415,7 +494,7 @@ eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owne
 
 eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen)
 {
-    size_t most = largest_codes(f);
+    size_t most = largest_index(f);
     uint8_t *buffer = malloc(most > SEG_BLOCK ? most : SEG_BLOCK);
     if (!buffer)
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
@@ -425,7 +504,12 @@ eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t er
             why = read_blocks(f, sec, b, b + 1, buffer, err, errlen);
     for (uint32_t sec = 2; !why && sec < f->n_sections; sec++) {
         idx_index *ix = NULL;
-        why = read_codes(f, sec, buffer, &ix, err, errlen);
+        if (seg_is_index(f->sections[sec].kind))
+            why = read_index(f, sec, buffer, &ix, err, errlen);
+        else if (f->sections[sec].kind == SEG_QUERY_ROWS)
+            why = read_rows(f, sec, (uint32_t *)(void *)buffer, err, errlen);
+        else
+            why = read_blocks(f, sec, 0, seg_block_count(&f->sections[sec]), buffer, err, errlen);
         idx_free(ix);
     }
     free(buffer);

@@ -174,7 +174,7 @@ static int find_prefix(eng_session *s)
     int64_t found = eng_cache_find(e->cache, &p, &s->view, &s->stop);
     if (found < 0)
         return (int)found;
-    found = eng_disk_find(e, &p, (uint32_t)found, s->cancel, &s->view, &s->n_read, &s->stop); /* also for what it learns there: what is used */
+    found = eng_disk_find(e, &p, (uint32_t)found, eng_attn_wants(eng_forward_attention(e->forward), &s->attention, s->n_prompt + s->room), s->cancel, &s->view, &s->n_read, &s->stop); /* also for what it learns there: what is used */
     bool goes_on = s->stop.why == ENG_MISS_ABSENT || s->stop.why == ENG_MISS_END || s->stop.why == ENG_MISS_DIFFERS;
     if (goes_on && (eng_cache_evicted(e->cache, &p, s->stop.position) || eng_disk_evicted(e, &p, s->stop.position)))
         s->stop.why = ENG_MISS_EVICTED;

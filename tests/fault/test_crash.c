@@ -212,7 +212,7 @@ START_TEST(every_point)
     eng_segment_owner owner = {.shape = &shape};
     int32_t ids[TOKENS] = {0};
     eng_segment *s = segment(NULL, 0, ids, TOKENS, true);
-    uint64_t one = eng_segment_head_of(&owner, s, false).bytes;
+    uint64_t one = eng_segment_head_of(&owner, s, 0).bytes;
     eng_segment_unref(s);
     for (size_t i = 0; i < sizeof points / sizeof *points; i++)
         for (int budget = 0; budget < 2; budget++)

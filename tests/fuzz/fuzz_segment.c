@@ -3,8 +3,8 @@
  *   byte 0: 1: checksums are made anew over the damage, as somebody would who wants to be believed; 2: the file ends early, where bytes 1 to 3 say;
  *   then 8 bytes an edit: u24 place (in words of 4 bytes, modulo the file's), u8 unused, u32 the word to put there.
  *
- * It is opened, verified and loaded, and refused for a reason that has a name, or else read to its last byte. Reads outside are the sanitizer's to see. Built and
- * run as fuzz_model is.
+ * The good one has every kind of index, and kept queries. It is opened, verified and loaded, and refused for a reason that has a name, or else read to its last
+ * byte, and its indexes are searched. Reads outside are the sanitizer's to see. Built and run as fuzz_model is.
  */
 #include "index_work.h"
 #include "segment_file.h"
@@ -18,7 +18,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { N = 1100, TABLE = 256, BLOCK = 1 << 20 };
+enum { N = 1100, M = 120, TABLE = 256, BLOCK = 1 << 20 };
 
 static const eng_kv_shape shape = {1, 2, 2, 8, ENG_KV_F16, ENG_KV_F16, 16, 16, NULL};
 static const eng_segment_owner owner = {.fingerprint = 77, .shape = &shape};
@@ -47,10 +47,16 @@ static eng_segment *make_segment(void)
         s->ids[i] = ids[i] = (int32_t)(i * 7919 % 50000);
     for (size_t i = 0; i < s->kv_bytes / 2; i++)
         ((uint16_t *)(void *)s->kv)[i] = (uint16_t)(0x3400 | (i * 2654435761u >> 20 & 0x83ff)); /* f16 of magnitude 1/4 to 1/2 */
+    s->wants = ENG_WANT_CLUSTER | ENG_WANT_IVF | ENG_WANT_GRAPH;
+    need(eng_segment_alloc_queries(s, M) == 0, "memory");
+    for (size_t i = 0; i < (size_t)shape.n_head_kv * M * shape.group * shape.head_dim; i++)
+        s->queries[i] = (uint16_t)(0x3400 | (i * 2246822519u >> 20 & 0x83ff));
+    for (; s->m < M; s->m++)
+        s->query_row[s->m] = (s->m + 1) * N / M;
     need(eng_index_work_new(pool, &w) == 0 && eng_index_work_add(w, s) == 0, "memory");
     while (eng_index_work_run(w, UINT64_MAX, NULL))
         ;
-    need(eng_segment_coded(s), "no codes");
+    need(eng_segment_coded(s) && eng_segment_has(s, s->ivf) && eng_segment_estimates_graphs(s) && s->kept, "no indexes");
     eng_index_work_free(w);
     return s;
 }
@@ -67,10 +73,11 @@ static void setup(void)
     char path[] = "/dev/shm/fuzz-segment.XXXXXX";
     need(eng_pool_new(1, &pool) == 0 && mkdtemp(path) && (dir = open(path, O_RDONLY | O_DIRECTORY)) >= 0, "no folder");
     eng_segment *s = make_segment();
-    eng_segment_head head = eng_segment_head_of(&owner, s, true);
+    unsigned parts = eng_segment_storable(s);
+    eng_segment_head head = eng_segment_head_of(&owner, s, parts);
     head.id = eng_segment_id_of(&head, ids);
     int fd = openat(dir, "x.seg", O_RDWR | O_CREAT, 0600);
-    need(fd >= 0 && eng_segment_write(fd, &head, s, true) == 0, "no good file");
+    need(fd >= 0 && eng_segment_write(fd, &head, s, parts) == 0, "no good file");
     n_good = head.bytes;
     good = malloc(n_good);
     bad = malloc(n_good);
@@ -102,17 +109,40 @@ static void sign(uint8_t *bytes, size_t size)
     memcpy(bytes + 248, &h, 8);
 }
 
+/* Reads all of an index's arena, and searches it. */
+static uint64_t search(const eng_segment *s, uint32_t head, const idx_index *ix)
+{
+    static idx_scratch *scratch;
+    static const float q[2 * 8] = {1, -1, 2, 0.5f, 3, -2, 1, 1, 0, 1, 0, -1, 0, 4, 0, 1};
+    need(scratch || idx_scratch_new(N, shape.head_dim, shape.group, 100, &scratch) == 0, "memory");
+    idx_rows keys = {eng_segment_k(s, 0, head, 0), shape.row_k, N, shape.head_dim, IDX_F16};
+    idx_query query = {.q = q, .group = shape.group, .hi = N, .scale = 1, .budget = {.top_k = 100}};
+    idx_hits *hits;
+    need(idx_search(ix, &keys, &query, scratch, &hits, NULL) == 0 && hits[0].n <= 100, "no search of a checked index");
+    size_t n;
+    const uint8_t *p = idx_arena(ix, &n);
+    uint64_t sum = hits[0].n ? hits[0].ids[0] : 0;
+    for (size_t k = 0; k < n; k++)
+        sum += p[k];
+    return sum;
+}
+
 static void read_all(const eng_segment *s)
 {
     uint64_t sum = 0;
     for (size_t i = 0; i < s->kv_bytes; i++)
         sum += s->kv[i];
-    for (uint32_t i = 0; i < shape.n_layer * shape.n_head_kv; i++) {
-        size_t n = 0;
-        const uint8_t *p = s->codes[i] ? idx_arena(s->codes[i], &n) : NULL;
-        for (size_t k = 0; k < n; k++)
-            sum += p[k];
+    idx_index **const all[] = {s->codes, s->cluster, s->ivf, s->index};
+    for (uint32_t i = 0; i < 4 * shape.n_head_kv; i++)
+        if (all[i / shape.n_head_kv][i % shape.n_head_kv])
+            sum += search(s, i % shape.n_head_kv, all[i / shape.n_head_kv][i % shape.n_head_kv]);
+    for (uint32_t i = 0; i < s->m * shape.n_head_kv; i++) {
+        uint16_t q[2 * 8];
+        eng_segment_load_query(s, 0, i / s->m, i % s->m, q);
+        sum += q[0] + s->query_row[i % s->m];
     }
+    for (uint32_t i = 0; i < shape.n_head_kv * N; i++)
+        sum += s->members[i / N] ? s->members[i / N][i % N] : 0;
     read_sum = sum;
 }
 

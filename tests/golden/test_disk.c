@@ -214,7 +214,7 @@ START_TEST(where_prefixes_stop)
     for (int i = 0; i < 3; i++)
         answer(e, request(other, N, ENG_ATTN_AUTO), other + N, OUT, NULL);
     eng_prefix_stop stop = stop_of(e, request(ids, N, ENG_ATTN_AUTO));
-    ck_assert(stop.why == ENG_MISS_EVICTED && stop.position > 0 && stop.position < N / 2); /* a part stays */
+    ck_assert_msg(stop.why == ENG_MISS_EVICTED && stop.position > 0 && stop.position < N / 2, "%u: %s", stop.position, eng_miss_name(stop.why)); /* a part stays */
     eng_close(e);
 }
 END_TEST
@@ -356,6 +356,136 @@ START_TEST(merged_graphs)
 }
 END_TEST
 
+static eng_engine *open_mode(eng_attn_mode mode, size_t cache_ram)
+{
+    char err[256] = "";
+    eng_params p = eng_params_default();
+    p.n_ctx = CTX;
+    p.n_threads = 2;
+    p.cache_ram = cache_ram;
+    p.index_modes = mode == ENG_ATTN_AUTO ? 0 : 1u << mode;
+    eng_engine *e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
+    eng_disk_params d = {.dir = dir, .limit = (uint64_t)1 << 30, .now = test_clock};
+    ck_assert_msg(eng_disk_open(e, &d, err, sizeof err) == 0, "%s", err);
+    return e;
+}
+
+/* Whether a and b have searched the same index, and found the same. */
+static bool same_search(const eng_timings *a, const eng_timings *b)
+{
+    return a->n_graph == b->n_graph && a->n_cluster == b->n_cluster && a->n_flat == b->n_flat && a->retrieved == b->retrieved && a->probed == b->probed &&
+           a->estimated == b->estimated && a->keys_attended == b->keys_attended;
+}
+
+/* What is built beside codes is on disk, too: after a restart the same clusters or graphs are searched, with the same hits and logits, from memory and from a file
+ * that is larger than that; in another mode's hands they are no harm. */
+START_TEST(indexes_outlast)
+{
+    enum { BIG = 1 << 30, N = 4000, OUT = 12 };
+    static const struct {
+        eng_attn_mode mode;
+        bool estimate;
+    } cases[] = {{ENG_ATTN_CLUSTER, true}, {ENG_ATTN_CLUSTER, false}, {ENG_ATTN_IVF, true}, {ENG_ATTN_GRAPH, true}, {ENG_ATTN_GRAPH, false}};
+    eng_attn_mode mode = cases[_i].mode;
+    int32_t ids[N], want[OUT], out[OUT];
+    float logits[VOCAB], again[VOCAB];
+    t_rng r = t_seed(44);
+    empty_dir();
+    eng_engine *e = open_mode(mode, BIG);
+    random_ids(e, &r, ids, N);
+    eng_request q = request(ids, N, mode);
+    q.max_tokens = OUT;
+    q.attention.estimate = cases[_i].estimate;
+    q.attention.top_k = 60;
+    answer(e, q, want, 1, NULL);
+    rest(e);
+    eng_timings first = answer(e, q, want, OUT, logits);
+    ck_assert_msg((mode == ENG_ATTN_GRAPH ? first.n_graph : first.n_cluster) > 0 && (first.n_flat == 0 || !q.attention.estimate), "%u %u %u", first.n_graph, first.n_cluster, first.n_flat);
+    uint64_t saves = stats(e).saves;
+    rest(e);
+    ck_assert_uint_eq(stats(e).saves, saves + 2); /* the last answer alone: what is there is not written again */
+    eng_close(e);
+    for (int mapped = 0; mapped < 2; mapped++) {
+        e = open_mode(ENG_ATTN_AUTO, mapped ? 100000 : BIG);
+        ck_assert_uint_eq(answer(e, request(ids, N, ENG_ATTN_FULL), out, 1, NULL).disk_n, N - 1);
+        eng_timings t = answer(e, q, out, OUT, again);
+        ck_assert_uint_eq(t.disk_n, mapped ? N - 1 : 0);
+        ck_assert_msg(same_search(&t, &first), "graph %u, clusters %u, flat %u", t.n_graph, t.n_cluster, t.n_flat);
+        ck_assert_int_eq(memcmp(out, want, sizeof out), 0);
+        ck_assert_int_eq(memcmp(again, logits, sizeof again), 0);
+        q.attention.mode = ENG_ATTN_FLAT;
+        t = answer(e, q, out, OUT, NULL);
+        ck_assert(t.n_flat > 0 && t.n_graph == 0 && t.n_cluster == 0);
+        q.attention.mode = mode;
+        eng_close(e);
+    }
+}
+END_TEST
+
+/* A graph comes long after codes: the context is on disk before, and with its graph then, in one file. */
+START_TEST(written_again_with_graphs)
+{
+    enum { BIG = 1 << 30, N = 4000 };
+    int32_t ids[N], out[2];
+    t_rng r = t_seed(45);
+    empty_dir();
+    eng_engine *e = open_mode(ENG_ATTN_GRAPH, BIG);
+    random_ids(e, &r, ids, N);
+    answer(e, request(ids, N, ENG_ATTN_GRAPH), out, 1, NULL);
+    eng_stats st;
+    do {
+        eng_idle(e, 1, NULL);
+        eng_stats_get(e, &st);
+    } while (stats(e).saves == 0 && st.index_pending);
+    ck_assert_uint_gt(st.index_pending, 0);
+    while (stats(e).saving)
+        usleep(1000);
+    uint64_t before = stats(e).bytes;
+    uint32_t segments = stats(e).segments;
+    rest(e);
+    ck_assert_uint_ge(stats(e).segments, segments);
+    ck_assert_uint_gt(stats(e).bytes, before + before / 5);
+    eng_close(e);
+    /* and a file that has none, written by a program that is told to end meanwhile, works as one */
+    empty_dir();
+    e = open_mode(ENG_ATTN_GRAPH, BIG);
+    answer(e, request(ids, N, ENG_ATTN_GRAPH), out, 1, NULL);
+    eng_close(e);
+    e = open_mode(ENG_ATTN_GRAPH, BIG);
+    eng_timings t = answer(e, request(ids, N, ENG_ATTN_GRAPH), out, 2, NULL);
+    ck_assert(t.disk_n == N - 1 && t.n_graph == 0 && t.keys_attended <= t.keys_held);
+    eng_close(e);
+}
+END_TEST
+
+/* Queries that were kept for a merge are on disk, too: what was indexed before a restart and what comes after become one, with a graph. */
+START_TEST(merged_after_a_restart)
+{
+    enum { BIG = 1 << 30, STEP = 1600, TURNS = 6, N = STEP * TURNS };
+    int32_t ids[N], out[4];
+    t_rng r = t_seed(46);
+    eng_stats st;
+    empty_dir();
+    eng_engine *e = NULL;
+    for (uint32_t n = STEP; n <= N; n += STEP) {
+        e = open_mode(ENG_ATTN_GRAPH, BIG);
+        if (n == STEP)
+            random_ids(e, &r, ids, N);
+        eng_timings t = answer(e, request(ids, n, ENG_ATTN_GRAPH), out, 1, NULL);
+        ck_assert_msg(t.disk_n == n - STEP, "%u: %u of disk, %u kept", n, t.disk_n, t.cache_n);
+        rest(e);
+        eng_stats_get(e, &st);
+        if (n < N)
+            eng_close(e);
+    }
+    ck_assert(st.segments <= 4);
+    eng_timings t = answer(e, request(ids, N, ENG_ATTN_GRAPH), out, 2, NULL);
+    ck_assert_uint_eq(t.cache_n, N - 1);
+    ck_assert_uint_gt(t.n_graph, t.n_flat); /* short segments have none */
+    eng_close(e);
+}
+END_TEST
+
 /* Another branch that leaves in the middle, and what a session uses, stay as they are. */
 START_TEST(branches_stay)
 {
@@ -398,6 +528,9 @@ static void add_tests(TCase *c)
     tcase_add_test(c, histories_merge);
     tcase_add_test(c, branches_stay);
     tcase_add_test(c, merged_graphs);
+    tcase_add_loop_test(c, indexes_outlast, 0, 5);
+    tcase_add_test(c, written_again_with_graphs);
+    tcase_add_test(c, merged_after_a_restart);
     tcase_add_test(c, larger_than_memory);
 }
 

@@ -272,7 +272,7 @@ static uint64_t file_bytes(const int32_t *ids)
 {
     eng_segment_owner owner = {.shape = &shape};
     eng_segment *s = segment(NULL, 0, ids, N, true);
-    uint64_t bytes = eng_segment_head_of(&owner, s, false).bytes;
+    uint64_t bytes = eng_segment_head_of(&owner, s, 0).bytes;
     eng_segment_unref(s);
     return bytes;
 }

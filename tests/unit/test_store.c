@@ -342,7 +342,7 @@ START_TEST(budget)
     t_store_open(&t, (uint64_t)1 << 30);
     eng_segment *s = segment(NULL, 0, texts[0], N, true);
     eng_segment_owner owner = {.shape = &shape};
-    uint64_t one = eng_segment_head_of(&owner, s, false).bytes, limit = 7 * one + one / 2;
+    uint64_t one = eng_segment_head_of(&owner, s, 0).bytes, limit = 7 * one + one / 2;
     eng_segment_unref(s);
     t_store_reopen(&t, limit);
     for (int i = 0; i < MAX; i++) {

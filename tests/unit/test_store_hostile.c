@@ -2,6 +2,7 @@
 #include "stores.h"
 
 #include "index_work.h"
+#include "quant.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -147,6 +148,7 @@ START_TEST(chosen_values)
         uint64_t values[3];
     } fields[] = {
         {"version", 8, 4, ENG_MISS_VERSION, {0, 2, UINT32_MAX}},
+        {"version", 8, 4, ENG_MISS_HEADER, {3, 3, 3}}, /* which has more than codes */
         {"head bytes", 12, 4, ENG_MISS_HEADER, {0, 255, 1 << 20}},
         {"id", 16, 8, ENG_MISS_TOKENS, {0, 1, UINT64_MAX}},
         {"parent", 32, 8, ENG_MISS_TOKENS, {1, 2, UINT64_MAX}},
@@ -168,6 +170,7 @@ START_TEST(chosen_values)
         {"bytes of the ids", TABLE + 16, 8, ENG_MISS_HEADER, {0, 4, UINT64_MAX}},
         {"offset of the keys", TABLE + 32 + 8, 8, ENG_MISS_HEADER, {0, 8192 * 100, UINT64_MAX}},
         {"bytes of the keys", TABLE + 32 + 16, 8, ENG_MISS_HEADER, {0, 64, UINT64_MAX}},
+        {"kind of codes", TABLE + 64, 4, ENG_MISS_HEADER, {0, 4, UINT32_MAX}},
         {"head of codes", TABLE + 64 + 4, 4, ENG_MISS_HEADER, {4, 3, UINT32_MAX}},
         {"offset of codes", TABLE + 64 + 8, 8, ENG_MISS_HEADER, {0, 64, UINT64_MAX}},
         {"bytes of codes", TABLE + 64 + 16, 8, ENG_MISS_HEADER, {0, 64, UINT64_MAX}},
@@ -279,14 +282,182 @@ START_TEST(other_models)
 }
 END_TEST
 
-/* Files that another program wrote after the documentation of the format: version 1, and 2 with keys in q8_0. */
+/* The one segment that holds these tokens, read from its file. */
+static eng_segment *load_one_with(t_store *t, const int32_t *tokens, uint32_t n, const eng_segment_reader *reader)
+{
+    eng_store_chain c = {0};
+    eng_segment *s;
+    ck_assert_int_eq(t_store_find(t, 0, tokens, n, true, 0, &c), ENG_MISS_NONE);
+    ck_assert_uint_eq(c.n, 1);
+    eng_miss why = eng_store_load(t->store, &c.links[0].id, reader, NULL, &s);
+    ck_assert_msg(!why, "%s", eng_miss_name(why));
+    free(c.links);
+    return s;
+}
+
+static eng_segment *load_one(t_store *t, const int32_t *tokens, uint32_t n)
+{
+    eng_segment_reader reader = {.pool = t->pool};
+    return load_one_with(t, tokens, n, &reader);
+}
+
+/* What tests/golden/make/gen_segment.py put into version 3. */
+static void check_parts(const eng_segment *s)
+{
+    static const uint32_t rows[] = {60, 130, 222};
+    idx_index **const all[] = {s->codes, s->cluster, s->ivf, s->index};
+    static const idx_kind kinds[] = {IDX_FLAT, IDX_CLUSTER, IDX_IVF, IDX_GRAPH};
+    ck_assert(eng_segment_coded(s) && eng_segment_has(s, s->ivf) && eng_segment_estimates_graphs(s));
+    size_t sum = 0, bytes;
+    for (int k = 0; k < 4; k++)
+        for (uint32_t i = 0; i < 4; i++) {
+            ck_assert_int_eq(idx_kind_of(all[k][i]), kinds[k]);
+            idx_arena(all[k][i], &bytes);
+            sum += bytes;
+        }
+    ck_assert_uint_eq(s->index_bytes, sum + 4 * s->n * sizeof(uint32_t)); /* and each row's cluster */
+    for (uint32_t i = 0; i < s->n; i++) /* the slot of row 7 slot % 200 is 143 row % 200 */
+        for (uint32_t head = 0; head < 4; head++)
+            ck_assert(s->members[head][i] * s->n / 7 <= i * 143 % s->n && (s->members[head][i] + 1) * s->n / 7 > i * 143 % s->n);
+    ck_assert_uint_eq(s->wants, ENG_WANT_CLUSTER | ENG_WANT_IVF | ENG_WANT_GRAPH);
+    ck_assert(s->m == 3 && !memcmp(s->query_row, rows, sizeof rows));
+    for (uint32_t head = 0; head < 4; head++)
+        for (uint32_t i = 0; i < 3; i++) {
+            uint16_t q[2 * 16];
+            eng_segment_load_query(s, head / 2, head % 2, i, q);
+            for (uint32_t j = 0; j < 2 * 16; j++) {
+                uint32_t number = 2 * i + j / 16;
+                ck_assert(eng_f16_to_f32(q[j]) == (.5f + (float)number) * ((float)(number + head + j % 16) - 127));
+            }
+        }
+}
+
+/* A store with the golden file of version 3, damaged by its caller. */
+static t_store store_with(const char *bytes, size_t n)
+{
+    char folder_name[120];
+    eng_segment_id id;
+    t_store t = t_store_new((uint64_t)1 << 30);
+    memcpy(&id, bytes + 16, sizeof id);
+    t_store_path(&t, &id, file, sizeof file);
+    snprintf(folder_name, sizeof folder_name, "%.*s", (int)(strrchr(file, '/') - file), file);
+    ck_assert_int_eq(mkdir(folder_name, 0700), 0);
+    put(bytes, n);
+    ck_assert_int_eq(t_store_try(&t, (uint64_t)1 << 30, FINGERPRINT, &shape), 0);
+    return t;
+}
+
+/* Damage to each section beside codes, under right checksums where somebody chose it: a miss with its reason, by a load and by a check of the file alone. */
+START_TEST(hostile_parts)
+{
+    enum { GOLDEN = 200, CLUSTER = 6, IVF = 10, GRAPH = 14, ROWS = 18, QUERIES = 19, SECTIONS = 23 };
+    static const struct {
+        const char *name;
+        uint32_t section, at, value;
+        bool table; /* of the section's entry in the table, else of the section */
+        int why;
+    } cases[] = {
+        {"kind of index", CLUSTER, 8, 0, false, ENG_MISS_INDEX},
+        {"a graph for clusters", CLUSTER, 8, IDX_GRAPH, false, ENG_MISS_INDEX},
+        {"lists for clusters", CLUSTER, 8, IDX_IVF, false, ENG_MISS_INDEX},
+        {"keys of clusters", CLUSTER + 1, 12, 201, false, ENG_MISS_INDEX},
+        {"first slot of a cluster", IVF, 64 + 128 + 4, 200, false, ENG_MISS_INDEX},
+        {"a link beyond", GRAPH + 3, 64 + 8 + 201 * 4 + 8, GOLDEN, false, ENG_MISS_INDEX},
+        {"an entry beyond", GRAPH, 64, UINT32_MAX, false, ENG_MISS_INDEX},
+        {"a table of links", GRAPH + 2, 64 + 8 + 40, 399, false, ENG_MISS_INDEX},
+        {"degree", GRAPH + 1, 20, 1, false, ENG_MISS_INDEX},
+        {"rows that fall", ROWS, 4, 59, false, ENG_MISS_INDEX},
+        {"a row beyond all", ROWS, 8, UINT32_MAX, false, ENG_MISS_INDEX},
+        {"kind of a section", GRAPH, 0, 9, true, ENG_MISS_HEADER},
+        {"kinds out of order", IVF, 0, 6, true, ENG_MISS_HEADER},
+        {"head of a graph", GRAPH + 3, 4, 4, true, ENG_MISS_HEADER},
+        {"head of rows", ROWS, 4, 1, true, ENG_MISS_HEADER},
+        {"bytes of rows", ROWS, 16, 28, true, ENG_MISS_HEADER},
+        {"bytes of queries", QUERIES + 2, 16, 90, true, ENG_MISS_HEADER},
+        {"no bytes", QUERIES + 3, 16, 0, true, ENG_MISS_HEADER},
+    };
+    size_t n;
+    char *bytes = t_read(t_path("golden/segments/v3.seg"), &n), reason[256];
+    int32_t want[GOLDEN];
+    for (int32_t i = 0; i < GOLDEN; i++)
+        want[i] = i * 37 % 1000;
+    n_good = n;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases + SECTIONS; i++) {
+        bool chosen = i < sizeof cases / sizeof *cases;
+        uint32_t section = chosen ? cases[i].section : (uint32_t)(i - sizeof cases / sizeof *cases);
+        uint64_t at;
+        char *bad = malloc(n);
+        memcpy(bad, bytes, n);
+        memcpy(&at, bad + TABLE + 32 * section + 8, 8);
+        if (chosen)
+            memcpy(bad + (cases[i].table ? TABLE + 32 * section : at) + cases[i].at, &cases[i].value, 4);
+        else
+            bad[at + 3] ^= 16; /* by accident: the checksum knows */
+        if (chosen)
+            sign(bad);
+        const char *name = chosen ? cases[i].name : "a bit of a section";
+        int why = chosen ? cases[i].why : ENG_MISS_CHECKSUM;
+        t_store t = store_with(bytes, n); /* a good one while the store opens */
+        put(bad, n);
+        int fd = open(t.dir, O_RDONLY | O_DIRECTORY);
+        eng_segment_file *f;
+        int found = (int)eng_segment_file_open(fd, file + strlen(t.dir) + 1, &f, reason, sizeof reason);
+        if (!found) {
+            found = (int)eng_segment_file_verify(f, reason, sizeof reason);
+            eng_segment_file_close(f);
+        }
+        close(fd);
+        ck_assert_msg(found == why, "%s: not '%s' but: %s", name, eng_miss_name((eng_miss)why), found ? reason : "good");
+        ck_assert_msg(t_store_read(&t, want, GOLDEN, true) == 0 && t_store_stats(&t).misses[why] == 1, "%s: %s", name, t.log);
+        t_store_done(&t);
+        free(bad);
+    }
+    free(bytes);
+}
+END_TEST
+
+/* What a reader does not want is not there; nor is what was built for a layer that slides by now, or, of a kind, is not there for all that retrieve. */
+START_TEST(parts_of_a_file)
+{
+    enum { GOLDEN = 200 };
+    static const uint32_t slides[] = {0, 64};
+    size_t n;
+    char *bytes = t_read(t_path("golden/segments/v3.seg"), &n);
+    int32_t want[GOLDEN];
+    for (int32_t i = 0; i < GOLDEN; i++)
+        want[i] = i * 37 % 1000;
+    t_store t = store_with(bytes, n);
+    eng_segment_reader reader = {.pool = t.pool, .skip = ENG_STORE_CLUSTER | ENG_STORE_QUERIES};
+    eng_segment *s = load_one_with(&t, want, GOLDEN, &reader);
+    ck_assert(eng_segment_coded(s) && !s->cluster[0] && s->ivf[3] && s->index[1] && !s->members[1] && !s->kept && !s->m);
+    eng_segment_unref(s);
+    eng_store_close(t.store);
+    t.store = NULL;
+    eng_kv_shape sliding = shape;
+    sliding.window = slides;
+    ck_assert_int_eq(t_store_try(&t, (uint64_t)1 << 30, FINGERPRINT, &sliding), 0);
+    s = load_one(&t, want, GOLDEN);
+    for (uint32_t i = 0; i < 4; i++)
+        ck_assert((s->codes[i] != NULL) == (i < 2) && (s->cluster[i] != NULL) == (i < 2) && (s->index[i] != NULL) == (i < 2) && (s->members[i] != NULL) == (i < 2));
+    uint16_t q[32];
+    ck_assert_uint_eq(s->m, 3);
+    eng_segment_load_query(s, 0, 1, 2, q);
+    ck_assert(eng_f16_to_f32(q[16]) == 5.5f * (6 - 127));
+    eng_segment_unref(s);
+    t_store_done(&t);
+    free(bytes);
+}
+END_TEST
+
+/* Files that another program wrote after the documentation of the format: version 1, 2 with keys in q8_0, and 3 with every kind of index and kept queries. */
 START_TEST(golden_file)
 {
     enum { GOLDEN = 200 };
     static const eng_kv_shape q8_0 = {2, 2, 2, 16, ENG_KV_Q8_0, ENG_KV_F16, 34, 32, NULL};
-    const eng_kv_shape *kv = _i ? &q8_0 : &shape;
+    static const char *const names[] = {"golden/segments/v1.seg", "golden/segments/v2.seg", "golden/segments/v3.seg"};
+    const eng_kv_shape *kv = _i == 1 ? &q8_0 : &shape;
     size_t n;
-    char *bytes = t_read(t_path(_i ? "golden/segments/v2.seg" : "golden/segments/v1.seg"), &n), folder_name[120];
+    char *bytes = t_read(t_path(names[_i]), &n), folder_name[120];
     t_store t = t_store_new((uint64_t)1 << 30);
     int32_t want[GOLDEN];
     for (int32_t i = 0; i < GOLDEN; i++)
@@ -301,7 +472,9 @@ START_TEST(golden_file)
     ck_assert_str_eq(strstr(t.log, "catalog") ? "" : t.log, "");
     ck_assert_uint_eq(t_store_read(&t, want, GOLDEN, true), GOLDEN);
     /* and ours is the same, but for its time */
-    eng_segment *s = segment_of(kv, NULL, 0, want, GOLDEN, true);
+    eng_segment *s = _i == 2 ? load_one(&t, want, GOLDEN) : segment_of(kv, NULL, 0, want, GOLDEN, true);
+    if (_i == 2)
+        check_parts(s);
     t_store other = t_store_new((uint64_t)1 << 30);
     ck_assert_int_eq(t_store_try(&other, (uint64_t)1 << 30, FINGERPRINT, kv), 0);
     ck_assert_int_eq(eng_store_save(other.store, s), 0);
@@ -332,7 +505,9 @@ int main(void)
     tcase_add_test(c, chosen_values);
     tcase_add_test(c, not_such_a_file);
     tcase_add_test(c, other_models);
-    tcase_add_loop_test(c, golden_file, 0, 2);
+    tcase_add_loop_test(c, golden_file, 0, 3);
+    tcase_add_test(c, hostile_parts);
+    tcase_add_test(c, parts_of_a_file);
     suite_add_tcase(s, c);
     return t_run(s);
 }
