@@ -21,7 +21,6 @@
 enum {
     HEADS = 32,       /* that a word of bits holds */
     LEAST_WANTED = 100, /* the margin holds for this many keys and more; fewer are searched for as if they were as many */
-    FRESH = 64,       /* clusters between two looks at the thresholds */
 };
 
 /* Of clusters [at, at + n). In the directions kept, a key's score varies as the direction's own score says; in the others, as for a query of this length. */
@@ -113,57 +112,33 @@ static void fetch(const idx_index *ix, uint32_t cluster)
         __builtin_prefetch(p);
 }
 
-/* What a pass over the clusters carries along. */
-typedef struct {
-    const idx_scan_state *c;
-    uint32_t head0, n_heads, wanted; /* wanted 0: thresholds aren't looked at */
-    float beta, aim[HEADS];
-} pass;
-
-/* The heads that still want cluster i. */
-static uint32_t wanting(const pass *p, uint32_t i)
+/* Scans what is marked for heads [head0, head0 + n_heads) and has not been scanned yet. Neighbours that are wanted are scanned together, for all heads that want one of
+ * them, unless such a head has met one of them before: a kernel's call has its price, and what is found besides does no harm. Thresholds that rise on the way would
+ * spare few of what is marked, and to look at them costs more. */
+static void scan_marked(const idx_scan_state *c, uint32_t head0)
 {
-    const idx_scratch *s = p->c->s;
-    uint32_t bits = s->list_want[i] & ~s->list_done[i];
-    for (uint32_t h = 0; h < p->n_heads && bits && p->wanted; h++)
-        bits &= s->list_bound[(size_t)(p->head0 + h) * s->list_ld + i] >= p->aim[h] ? UINT32_MAX : ~(1u << h);
-    return bits;
-}
-
-/* Scans what is marked and has not been scanned yet. With `wanted`, thresholds go on rising on the way. Neighbours that are wanted are scanned together, for all
- * heads that want one of them, unless such a head has met one of them before: a kernel's call has its price, and what is found besides does no harm. */
-static void scan_marked(pass *p)
-{
-    const idx_scan_state *c = p->c;
     const idx_index *ix = c->ix;
     const uint32_t *first = ix->code.first;
     idx_scratch *s = c->s;
-    uint32_t lo = 0, hi = 0, look = 0;
+    uint32_t *want = s->list_want, *scanned = s->list_done, lo = 0, hi = 0;
     for (uint32_t i = c->first, stop; i < c->end; i = stop) {
-        uint32_t bits, more, done;
-        if (p->wanted && look <= i) {
-            for (uint32_t h = 0; h < p->n_heads; h++)
-                p->aim[h] = threshold_of(c, p->head0 + h, p->wanted, p->beta);
-            look = i + FRESH;
-        }
-        bits = wanting(p, i);
+        uint32_t bits = want[i] & ~scanned[i], more, done = scanned[i];
         stop = i + 1;
         if (!bits)
             continue;
         if (first[i] >= hi)
             idx_codes_run_rows(ix->header->n, idx_codes_run_of(ix->header->n, first[i]), &lo, &hi);
-        done = s->list_done[i];
-        while (stop < c->end && first[stop] < hi && first[stop + 1] - (first[i] & ~(IDX_BLOCK - 1u)) <= IDX_TILE && (more = wanting(p, stop)) != 0 &&
-               !((bits | more) & (done | s->list_done[stop]))) {
+        while (stop < c->end && first[stop] < hi && first[stop + 1] - (first[i] & ~(IDX_BLOCK - 1u)) <= IDX_TILE && (more = want[stop] & ~scanned[stop]) != 0 &&
+               !((bits | more) & (done | scanned[stop]))) {
             bits |= more;
-            done |= s->list_done[stop++];
+            done |= scanned[stop++];
         }
         if (stop < c->end)
             fetch(ix, stop);
-        scan_clusters(c, i, stop, p->head0, bits, lo, lo < c->q->lo || hi > c->q->hi);
+        scan_clusters(c, i, stop, head0, bits, lo, lo < c->q->lo || hi > c->q->hi);
         for (uint32_t k = i; k < stop; k++) {
-            s->visited += s->list_done[k] ? 0 : first[k + 1] - first[k];
-            s->list_done[k] |= bits;
+            s->visited += scanned[k] ? 0 : first[k + 1] - first[k];
+            scanned[k] |= bits;
         }
     }
 }
@@ -189,21 +164,19 @@ static void search_heads(const idx_scan_state *c, uint32_t head0, uint32_t n_hea
     idx_scratch *s = c->s;
     uint32_t clusters = c->end - c->first;
     bool ivf = c->ix->header->kind == IDX_IVF;
-    pass p = {.c = c, .head0 = head0, .n_heads = n_heads, .beta = beta};
     float share = c->ix->header->margin < 1 ? c->ix->header->margin : 1;
     uint32_t sure = beta < INFINITY && wanted > LEAST_WANTED ? LEAST_WANTED : wanted; /* the best key alone gives a dynamic budget's threshold */
-    uint32_t n = ivf ? (uint32_t)ceilf(share * (float)clusters) : sure / (IDX_CLUSTER_ROWS / 4) + 4;
+    uint32_t n = ivf ? (uint32_t)ceilf(share * (float)clusters) : sure / (IDX_CLUSTER_ROWS / 8) + 4;
     memset(s->list_want + c->first, 0, clusters * sizeof *s->list_want);
     memset(s->list_done + c->first, 0, clusters * sizeof *s->list_done);
     for (uint32_t h = 0; h < n_heads; h++) {
         set_bounds(c, head0 + h);
         mark(c, head0 + h, nth_bound(c, head0 + h, n), 1u << h);
     }
-    scan_marked(&p);
+    scan_marked(c, head0);
     for (uint32_t h = 0; h < n_heads; h++)
         mark(c, head0 + h, threshold_of(c, head0 + h, wanted, beta), 1u << h);
-    p.wanted = wanted;
-    scan_marked(&p);
+    scan_marked(c, head0);
 }
 
 /* Of clusters [*first, *end), those of runs that the range meets. */

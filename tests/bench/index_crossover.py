@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""index_crossover.py RETRIEVALD SET... [--lengths N,N,...] [--steps N] [--replicas N] [-o FILE.svg]: from how many keys on which kind of index is cheaper, on real keys.
+"""index_crossover.py RETRIEVALD SET... [--lengths N,N,...] [--steps N] [--replicas N] [--rows FILE] [-o FILE.svg]: from how many keys on which kind of index is cheaper, on real keys.
 
 SET is what index_sets.py says. Each is cut to the lengths that it holds (all of its rows, where it lacks less than 2 % of one), the first 128 and the last rows, with the training queries
 whose positions are among those, and measured by `retrievald bench index --attn-top-k 100 --estimate off`. Prints a table: CPU time of a search by flat int8's in the same run,
-recall@16, share of the keys scored. With -o it is drawn (needs numpy and, for that, matplotlib): filled where recall@16 >= .999, a line for the mean over the sets of a length.
+recall@16, share of the keys scored. What FILE of --rows holds already is not measured again, what is measured is added to it. With -o it is drawn (needs numpy and, for that, matplotlib): filled where recall@16 >= .999, a line for the mean over the sets of a length.
 """
 import argparse
 import json
@@ -80,18 +80,28 @@ def main():
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--replicas", type=int, default=16)
+    parser.add_argument("--rows", type=pathlib.Path)
     parser.add_argument("-o", "--output", type=pathlib.Path)
     args = parser.parse_args()
     points = []
-    print(f"{'set':<18}{'keys':>7}{'int8 us':>9}" + "".join(f"{kind + ': of int8, @16, scored':>34}" for kind in KINDS))
+    kept = {}
+    if args.rows and args.rows.exists():
+        kept = {(name, n): rows for name, n, rows in map(json.loads, args.rows.read_text().splitlines())}
+    print(f"{'set':<22}{'keys':>7}{'int8 us':>9}" + "".join(f"{kind + ': of int8, @16, scored':>34}" for kind in KINDS))
     for where in args.sets:
         held = len(np.load(files(where)["keys"], mmap_mode="r"))
         for n in [n for n in map(int, args.lengths.split(",")) if n <= 1.02 * held]:
-            with tempfile.TemporaryDirectory() as to:
-                rows = measure(args.program, cut(where, n, pathlib.Path(to)), args)
-            points.append((where.name, n, rows))
+            name = f"{where.parent.name}/{where.name}"
+            rows = kept.get((name, n))
+            if not rows:
+                with tempfile.TemporaryDirectory() as to:
+                    rows = measure(args.program, cut(where, n, pathlib.Path(to)), args)
+                if args.rows:
+                    with args.rows.open("a") as out:
+                        print(json.dumps([name, n, rows]), file=out)
+            points.append((name, n, rows))
             cells = "".join(f"{r['relative']:>20.2f}{r['recall16']['mean']:>8.4f}{100 * r['visited_group']:>5.0f}%" for r in (rows[k] for k in KINDS))
-            print(f"{where.name:<18}{min(n, held):>7}{rows['int8']['us']['median']:>9.1f}{cells}", flush=True)
+            print(f"{name:<22}{min(n, held):>7}{rows['int8']['us']['median']:>9.1f}{cells}", flush=True)
     if args.output:
         draw(points, args.output)
 
