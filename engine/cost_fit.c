@@ -118,7 +118,7 @@ static int copy_layers(fit *f, bool graph)
         }
         memcpy(eng_segment_k(f->seg, layer, head, 0), eng_segment_k(f->seg, 0, head, 0), f->seg->head_bytes);
         const void *arena = idx_arena(all[head], &bytes);
-        r = idx_load(arena, bytes, f->seg->n, s->head_dim, &all[i], err, sizeof err);
+        r = idx_load(arena, bytes, f->seg->n, s->head_dim, NULL, &all[i], err, sizeof err);
     }
     f->seg->n_codes = graph ? 0 : HEADS * s->n_layer;
     return r;

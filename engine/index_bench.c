@@ -436,7 +436,7 @@ static int copy_all(bench *b, subject *s, uint32_t n_subjects, char *err, size_t
             return -ENOMEM;
         const void *arena = idx_arena(s[i].ix, &bytes);
         for (uint32_t r = 0; r < b->replicas; r++) {
-            int rc = idx_load(arena, bytes, b->h->n, b->h->dim, &s[i].copies[r], err, errlen);
+            int rc = idx_load(arena, bytes, b->h->n, b->h->dim, NULL, &s[i].copies[r], err, errlen);
             if (rc < 0)
                 return rc;
         }

@@ -117,7 +117,7 @@ int eng_index_work_add(eng_index_work *w, eng_segment *s)
         w->jobs = p;
         w->cap_jobs = cap;
     }
-    eng_segment_alloc_codes(s);
+    eng_segment_alloc_codes(s, idx_max_bytes(IDX_FLAT, s->n, s->shape->head_dim));
     s->indexing = true;
     w->jobs[w->n_jobs++] = (job){eng_segment_ref(s), next_wanted(s, 0), wanted};
     w->pending += wanted;

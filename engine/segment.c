@@ -128,12 +128,23 @@ static size_t code_bytes(const eng_segment *s)
     return s->code_stride * s->shape->n_layer * s->shape->n_head_kv;
 }
 
-void eng_segment_alloc_codes(eng_segment *s)
+void eng_segment_alloc_codes(eng_segment *s, size_t stride)
 {
     if (s->code_memory)
         return;
-    s->code_stride = idx_max_bytes(IDX_FLAT, s->n, s->shape->head_dim);
-    s->code_memory = s->code_stride ? arena_new(code_bytes(s)) : NULL;
+    s->code_stride = stride;
+    s->code_memory = stride ? arena_new(code_bytes(s)) : NULL;
+}
+
+void eng_segment_free_codes(eng_segment *s)
+{
+    for (size_t i = 0; s->codes && i < (size_t)s->shape->n_layer * s->shape->n_head_kv; i++) {
+        idx_free(s->codes[i]);
+        s->codes[i] = NULL;
+    }
+    if (s->code_memory)
+        munmap(s->code_memory, code_bytes(s));
+    s->code_memory = NULL;
 }
 
 eng_segment *eng_segment_ref(eng_segment *s)
@@ -153,8 +164,6 @@ void eng_segment_unref(eng_segment *s)
         for (size_t i = 0; i < (size_t)s->shape->n_layer * s->shape->n_head_kv; i++) {
             if (s->index)
                 idx_free(s->index[i]);
-            if (s->codes)
-                idx_free(s->codes[i]);
             if (s->cluster)
                 idx_free(s->cluster[i]);
             if (s->ivf)
@@ -162,8 +171,7 @@ void eng_segment_unref(eng_segment *s)
             if (s->members)
                 free(s->members[i]);
         }
-        if (s->code_memory)
-            munmap(s->code_memory, code_bytes(s));
+        eng_segment_free_codes(s);
         eng_segment_free_queries(s);
         free(s->index);
         free(s->codes);

@@ -115,8 +115,9 @@ size_t eng_segment_bytes(const eng_segment *s);
 size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap); /* of a new one */
 size_t eng_segment_kv_bytes(const eng_kv_shape *shape, uint32_t cap);  /* of it, keys and values */
 
-/* Memory for the codes of a sealed segment, unless there is some. Without it, if there is no room, each index takes its own. */
-void eng_segment_alloc_codes(eng_segment *s);
+/* Memory for the codes of a sealed segment, `stride` bytes for each head, unless there is some. Without it, if there is no room, each index takes its own. */
+void eng_segment_alloc_codes(eng_segment *s, size_t stride);
+void eng_segment_free_codes(eng_segment *s); /* and the codes, of all heads */
 
 enum {
     ENG_SAMPLED_QUERIES = 8192,   /* of a KV head, all heads of its group counted: more adds little recall (notes, section 7) */

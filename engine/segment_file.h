@@ -73,7 +73,7 @@ eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *er
 typedef struct {
     eng_pool *pool;
     const atomic_bool *cancel; /* may be NULL */
-    atomic_ullong *heartbeat;  /* rises with every block. May be NULL */
+    atomic_ullong *heartbeat;  /* rises with every part of some blocks. May be NULL */
     bool map;                  /* keys and values stay in the file */
     unsigned skip;             /* what is not wanted of ENG_STORE_... */
     const eng_file_stamp *checked; /* those of a file with this stamp are not checked again when it is mapped. May be NULL */

@@ -1,10 +1,14 @@
 #include "segment_file_private.h"
 
+#include "direct_read.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -13,6 +17,8 @@ enum {
     MAX_HEADS = 65536,
     MAX_DIM = 65536,
     MAX_TOKENS = 1 << 26,
+    PART = 8,    /* blocks of keys and values that are read at once */
+    READERS = 4, /* at least, where there is so much to read: who waits for the disk takes no core, and a disk wants more than one request */
 };
 
 struct eng_segment_file {
@@ -232,14 +238,16 @@ static eng_miss check_sum(const uint8_t *p, size_t bytes, uint64_t sum, uint32_t
     return miss(err, errlen, ENG_MISS_CHECKSUM, "the checksum of block %u of section %u is wrong", block, sec);
 }
 
-/* Reads blocks [lo, hi) of a section to where its block lo belongs. */
-static eng_miss read_blocks(const eng_segment_file *f, uint32_t sec, uint32_t lo, uint32_t hi, uint8_t *to, char *err, size_t errlen)
+/* Reads blocks [lo, hi) of a section to where its block lo belongs. direct: may be NULL; else `to` is as eng_direct_read() wants it. */
+static eng_miss read_blocks(const eng_segment_file *f, const eng_direct *direct, uint32_t sec, uint32_t lo, uint32_t hi, uint8_t *to, char *err, size_t errlen)
 {
     const seg_section *s = &f->sections[sec];
     const uint64_t *sums = sums_of(f, sec);
+    uint64_t from = (uint64_t)lo * SEG_BLOCK, end = (uint64_t)hi * SEG_BLOCK < s->bytes ? (uint64_t)hi * SEG_BLOCK : s->bytes;
+    bool there = direct && eng_direct_read(direct, to, end - from, s->offset + from);
     for (uint32_t b = lo; b < hi; b++, to += SEG_BLOCK) {
         size_t bytes = seg_block_bytes(s, b);
-        int r = read_at(f->fd, to, bytes, s->offset + (uint64_t)b * SEG_BLOCK);
+        int r = there ? 1 : read_at(f->fd, to, bytes, s->offset + (uint64_t)b * SEG_BLOCK);
         if (r <= 0)
             return read_failed(r, err, errlen);
         eng_miss why = check_sum(to, bytes, sums[b], sec, b, err, errlen);
@@ -254,7 +262,7 @@ eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *er
     int32_t *ids = malloc((size_t)f->head.n * sizeof *ids);
     if (!ids)
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    eng_miss why = read_blocks(f, 0, 0, seg_block_count(&f->sections[0]), (uint8_t *)ids, err, errlen);
+    eng_miss why = read_blocks(f, NULL, 0, 0, seg_block_count(&f->sections[0]), (uint8_t *)ids, err, errlen);
     if (why)
         free(ids);
     else
@@ -262,8 +270,8 @@ eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *er
     return why;
 }
 
-/* An index of one head, through `buffer`. */
-static eng_miss read_index(const eng_segment_file *f, uint32_t sec, uint8_t *buffer, idx_index **ret, char *err, size_t errlen)
+/* An index of one head, to `memory`; where `stays`, it is the index's from then on. */
+static eng_miss read_index(const eng_segment_file *f, const eng_direct *direct, uint32_t sec, uint8_t *memory, bool stays, idx_index **ret, char *err, size_t errlen)
 {
     static const struct {
         idx_kind kind;
@@ -271,11 +279,11 @@ static eng_miss read_index(const eng_segment_file *f, uint32_t sec, uint8_t *buf
     } kinds[SEG_KINDS] = {[SEG_CODES] = {IDX_FLAT, "codes"}, [SEG_CLUSTER] = {IDX_CLUSTER, "clusters"}, [SEG_IVF] = {IDX_IVF, "lists"}, [SEG_GRAPH] = {IDX_GRAPH, "graph"}};
     const seg_section *s = &f->sections[sec];
     char reason[128] = "another kind of index";
-    eng_miss why = read_blocks(f, sec, 0, seg_block_count(s), buffer, err, errlen);
+    eng_miss why = read_blocks(f, direct, sec, 0, seg_block_count(s), memory, err, errlen);
     if (why)
         return why;
     idx_index *ix = NULL;
-    int r = idx_load(buffer, s->bytes, f->head.n, f->head.head_dim, &ix, reason, sizeof reason);
+    int r = idx_load(memory, s->bytes, f->head.n, f->head.head_dim, stays ? memory : NULL, &ix, reason, sizeof reason);
     if (r == 0 && idx_kind_of(ix) != kinds[s->kind].kind)
         r = -EBADMSG;
     if (r < 0) {
@@ -291,41 +299,70 @@ static eng_miss read_index(const eng_segment_file *f, uint32_t sec, uint8_t *buf
 static eng_miss read_rows(const eng_segment_file *f, uint32_t sec, uint32_t *to, char *err, size_t errlen)
 {
     uint32_t m = (uint32_t)(f->sections[sec].bytes / sizeof *to);
-    eng_miss why = read_blocks(f, sec, 0, seg_block_count(&f->sections[sec]), (uint8_t *)to, err, errlen);
+    eng_miss why = read_blocks(f, NULL, sec, 0, seg_block_count(&f->sections[sec]), (uint8_t *)to, err, errlen);
     for (uint32_t i = 0; i < m && !why; i++)
         if (to[i] > MAX_TOKENS || (i && to[i] < to[i - 1]))
             why = miss(err, errlen, ENG_MISS_INDEX, "query %u sees row %u", i, to[i]);
     return why;
 }
 
-static size_t largest_index(const eng_segment_file *f)
+static size_t whole_pages(size_t n)
+{
+    return (n + SEG_PAGE - 1) / SEG_PAGE * SEG_PAGE;
+}
+
+/* Bytes of the largest section of a kind; 0: of any beside ids, keys and values. */
+static size_t largest_index(const eng_segment_file *f, uint32_t kind)
 {
     size_t most = 0;
     for (uint32_t i = 2; i < f->n_sections; i++)
-        most = f->sections[i].bytes > most ? f->sections[i].bytes : most;
+        if ((!kind || f->sections[i].kind == kind) && f->sections[i].bytes > most)
+            most = f->sections[i].bytes;
     return most;
 }
 
-/* One task a block of keys and values, then one a section beside them. */
+/* Task: a part of keys and values, or, after these, a section beside them. */
 typedef struct {
     const eng_segment_file *f;
     const eng_segment_reader *reader;
+    eng_direct direct;
     eng_segment *seg;
-    uint8_t **buffers; /* one a worker, for indexes */
-    size_t buffer_bytes;
-    uint32_t kv_blocks;
-    uint32_t first; /* task: those before it are blocks that were checked before, and are where they were */
+    uint32_t kv_parts;
+    uint32_t tasks;
+    atomic_uint next; /* task; parts that were checked before, and are where they were, are left out */
     atomic_int why; /* of the first failure */
     char err[256];
 } loading;
 
-static eng_miss check_mapped(const loading *l, uint32_t block, const uint8_t *kv, char *err, size_t errlen)
+static eng_miss check_mapped(const loading *l, uint32_t lo, uint32_t hi, const uint8_t *kv, char *err, size_t errlen)
 {
-    eng_miss why = check_sum(kv, seg_block_bytes(&l->f->sections[1], block), sums_of(l->f, 1)[block], 1, block, err, errlen);
+    eng_miss why = ENG_MISS_NONE;
+    for (uint32_t b = lo; !why && b < hi; b++, kv += SEG_BLOCK)
+        why = check_sum(kv, seg_block_bytes(&l->f->sections[1], b), sums_of(l->f, 1)[b], 1, b, err, errlen);
     return eng_mapping_failed(l->seg->map) ? miss(err, errlen, ENG_MISS_IO, "cannot be read") : why;
 }
 
-static eng_miss load_section(loading *l, uint32_t sec, uint32_t worker, char *err, size_t errlen)
+static eng_miss load_kv(const loading *l, uint32_t part, char *err, size_t errlen)
+{
+    uint32_t blocks = seg_block_count(&l->f->sections[1]), lo = part * PART, hi = lo + PART < blocks ? lo + PART : blocks;
+    uint8_t *kv = l->seg->kv + (size_t)lo * SEG_BLOCK;
+    return l->seg->map ? check_mapped(l, lo, hi, kv, err, errlen) : read_blocks(l->f, &l->direct, 1, lo, hi, kv, err, errlen);
+}
+
+static eng_miss load_index(const loading *l, uint32_t sec, char *err, size_t errlen)
+{
+    const seg_section *s = &l->f->sections[sec];
+    idx_index **to = &seg_indexes(l->seg, s->kind)[s->item];
+    size_t at = s->offset % SEG_PAGE;
+    if (s->kind == SEG_CODES)
+        return read_index(l->f, &l->direct, sec, l->seg->code_memory + s->item * l->seg->code_stride + at, true, to, err, errlen);
+    uint8_t *buffer = aligned_alloc(SEG_PAGE, whole_pages(at + s->bytes));
+    eng_miss why = buffer ? read_index(l->f, &l->direct, sec, buffer + at, false, to, err, errlen) : miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
+    free(buffer);
+    return why;
+}
+
+static eng_miss load_section(const loading *l, uint32_t sec, char *err, size_t errlen)
 {
     const seg_section *s = &l->f->sections[sec];
     uint32_t heads = l->seg->shape->n_head_kv;
@@ -336,38 +373,56 @@ static eng_miss load_section(loading *l, uint32_t sec, uint32_t worker, char *er
     if (eng_kv_window(l->seg->shape, s->item / heads)) /* with another context length this layer slides */
         return ENG_MISS_NONE;
     if (s->kind == SEG_QUERIES)
-        return read_blocks(l->f, sec, 0, seg_block_count(s), eng_segment_kept(l->seg, s->item / heads, s->item % heads), err, errlen);
-    if (l->reader->skip & ENG_STORE_CODES << (s->kind - SEG_CODES))
-        return ENG_MISS_NONE;
-    if (!l->buffers[worker] && !(l->buffers[worker] = malloc(l->buffer_bytes)))
-        return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    return read_index(l->f, sec, l->buffers[worker], &seg_indexes(l->seg, s->kind)[s->item], err, errlen);
+        return read_blocks(l->f, NULL, sec, 0, seg_block_count(s), eng_segment_kept(l->seg, s->item / heads, s->item % heads), err, errlen);
+    return l->reader->skip & ENG_STORE_CODES << (s->kind - SEG_CODES) ? ENG_MISS_NONE : load_index(l, sec, err, errlen);
 }
 
-static eng_miss load_part(loading *l, uint32_t task, uint32_t worker, char *err, size_t errlen)
+static eng_miss load_task(const loading *l, uint32_t task, char *err, size_t errlen)
 {
     if (l->reader->cancel && atomic_load(l->reader->cancel))
         return miss(err, errlen, ENG_MISS_CANCELED, "canceled");
     if (l->reader->heartbeat)
         atomic_fetch_add(l->reader->heartbeat, 1);
-    uint8_t *kv = l->seg->kv + (size_t)task * SEG_BLOCK;
-    if (task < l->kv_blocks && l->seg->map)
-        return check_mapped(l, task, kv, err, errlen);
-    if (task < l->kv_blocks)
-        return read_blocks(l->f, 1, task, task + 1, kv, err, errlen);
-    return load_section(l, 2 + task - l->kv_blocks, worker, err, errlen);
+    return task < l->kv_parts ? load_kv(l, task, err, errlen) : load_section(l, 2 + task - l->kv_parts, err, errlen);
 }
 
-static void load_task(void *ctx, uint32_t task, uint32_t worker)
+/* One reader: takes tasks in their order until none is left. */
+static void load_tasks(loading *l)
+{
+    char err[sizeof l->err];
+    uint32_t task;
+    while (!atomic_load(&l->why) && (task = atomic_fetch_add(&l->next, 1)) < l->tasks) {
+        int none = ENG_MISS_NONE;
+        eng_miss why = load_task(l, task, err, sizeof err);
+        if (why && atomic_compare_exchange_strong(&l->why, &none, (int)why))
+            memcpy(l->err, err, sizeof err); /* read when all readers are done */
+    }
+}
+
+static void pool_reader(void *ctx, uint32_t task, uint32_t worker)
+{
+    (void)task;
+    (void)worker;
+    load_tasks(ctx);
+}
+
+static void *more_reader(void *ctx)
 {
     loading *l = ctx;
-    char err[sizeof l->err];
-    int none = ENG_MISS_NONE;
-    if (atomic_load(&l->why))
-        return;
-    eng_miss why = load_part(l, l->first + task, worker, err, sizeof err);
-    if (why && atomic_compare_exchange_strong(&l->why, &none, (int)why))
-        memcpy(l->err, err, sizeof err); /* read after the pool's barrier */
+    eng_pool_unbind(l->reader->pool);
+    load_tasks(l);
+    return NULL;
+}
+
+static void run_readers(loading *l)
+{
+    pthread_t more[READERS];
+    uint32_t threads = eng_pool_threads(l->reader->pool), n = 0;
+    while (threads + n < READERS && threads + n < l->tasks && !pthread_create(&more[n], NULL, more_reader, l))
+        n++;
+    eng_pool_run(l->reader->pool, "read", pool_reader, l, threads);
+    while (n)
+        pthread_join(more[--n], NULL);
 }
 
 /* Room for the queries, if they are wanted and there for every head of a layer that retrieves now. */
@@ -407,6 +462,8 @@ static void count_indexes(eng_segment *s, uint32_t kind)
             all[i] = NULL;
         }
     }
+    if (kind == SEG_CODES && !whole)
+        eng_segment_free_codes(s);
     static const unsigned wants[SEG_KINDS] = {[SEG_CLUSTER] = ENG_WANT_CLUSTER, [SEG_IVF] = ENG_WANT_IVF, [SEG_GRAPH] = ENG_WANT_GRAPH};
     s->wants |= whole ? wants[kind] : 0; /* what a segment is to have that this one becomes part of */
 }
@@ -433,20 +490,22 @@ static eng_miss check_owner(const eng_segment_file *f, const eng_segment_owner *
 
 static eng_miss read_body(const eng_segment_file *f, const eng_segment_reader *reader, eng_segment *s, char *err, size_t errlen)
 {
-    loading l = {.f = f, .reader = reader, .seg = s, .kv_blocks = seg_block_count(&f->sections[1]), .buffer_bytes = largest_index(f)};
-    uint32_t workers = eng_pool_threads(reader->pool);
-    l.buffers = calloc(workers, sizeof *l.buffers);
-    if (!l.buffers)
+    loading l = {.f = f, .reader = reader, .seg = s, .kv_parts = (seg_block_count(&f->sections[1]) + PART - 1) / PART};
+    l.tasks = l.kv_parts + f->n_sections - 2;
+    size_t codes = reader->skip & ENG_STORE_CODES ? 0 : largest_index(f, SEG_CODES);
+    if (codes)
+        eng_segment_alloc_codes(s, whole_pages(codes + SEG_PAGE - 1)); /* wherever they begin in a page */
+    if (codes && !s->code_memory)
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
-    /* A cold disk: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice the time. */
-    posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     expect_queries(f, reader, s);
+    /* Where they are not read past the page cache: blocks are taken in their order, so one stream with a long read-ahead. To ask for all of the file at once (WILLNEED) took twice
+     * the time. */
+    posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    eng_direct_open(f->fd, f->head.bytes, &l.direct);
     if (s->map && reader->checked && !memcmp(reader->checked, &f->stamp, sizeof f->stamp))
-        l.first = l.kv_blocks;
-    eng_pool_run(reader->pool, "read", load_task, &l, l.kv_blocks - l.first + f->n_sections - 2);
-    for (uint32_t i = 0; i < workers; i++)
-        free(l.buffers[i]);
-    free(l.buffers);
+        l.next = l.kv_parts;
+    run_readers(&l);
+    eng_direct_close(&l.direct);
     eng_miss why = (eng_miss)atomic_load(&l.why);
     return why ? miss(err, errlen, why, "%s", l.err) : ENG_MISS_NONE;
 }
@@ -494,22 +553,22 @@ eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owne
 
 eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen)
 {
-    size_t most = largest_index(f);
-    uint8_t *buffer = malloc(most > SEG_BLOCK ? most : SEG_BLOCK);
+    size_t most = largest_index(f, 0);
+    uint8_t *buffer = aligned_alloc(SEG_PAGE, whole_pages(most > SEG_BLOCK ? most : SEG_BLOCK));
     if (!buffer)
         return miss(err, errlen, ENG_MISS_MEMORY, "out of memory");
     eng_miss why = ENG_MISS_NONE;
     for (uint32_t sec = 0; !why && sec < 2; sec++)
         for (uint32_t b = 0; !why && b < seg_block_count(&f->sections[sec]); b++)
-            why = read_blocks(f, sec, b, b + 1, buffer, err, errlen);
+            why = read_blocks(f, NULL, sec, b, b + 1, buffer, err, errlen);
     for (uint32_t sec = 2; !why && sec < f->n_sections; sec++) {
         idx_index *ix = NULL;
         if (seg_is_index(f->sections[sec].kind))
-            why = read_index(f, sec, buffer, &ix, err, errlen);
+            why = read_index(f, NULL, sec, buffer, true, &ix, err, errlen);
         else if (f->sections[sec].kind == SEG_QUERY_ROWS)
             why = read_rows(f, sec, (uint32_t *)(void *)buffer, err, errlen);
         else
-            why = read_blocks(f, sec, 0, seg_block_count(&f->sections[sec]), buffer, err, errlen);
+            why = read_blocks(f, NULL, sec, 0, seg_block_count(&f->sections[sec]), buffer, err, errlen);
         idx_free(ix);
     }
     free(buffer);

@@ -159,7 +159,7 @@ int idx_check(const idx_index *ix, char *err, size_t errlen)
     return r;
 }
 
-int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, idx_index **ret, char *err, size_t errlen)
+int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, void *memory, idx_index **ret, char *err, size_t errlen)
 {
     idx_header h;
     if (bytes < sizeof h)
@@ -168,15 +168,18 @@ int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, idx_inde
     int r = check_header(&h, bytes, n, dim, err, errlen);
     if (r < 0)
         return r;
-    uint8_t *copy = idx_alloc(bytes, 1);
     idx_index *ix = calloc(1, sizeof *ix);
-    if (!copy || !ix) {
-        free(copy);
+    uint8_t *own = memory ? memory : idx_alloc(bytes, 1);
+    if (!own || !ix) {
+        if (!memory)
+            free(own);
         free(ix);
         return -ENOMEM;
     }
-    memcpy(copy, arena, bytes);
-    idx_index_bind(ix, copy, bytes);
+    if (own != arena)
+        memcpy(own, arena, bytes);
+    idx_index_bind(ix, own, bytes);
+    ix->borrowed = memory != NULL;
     r = idx_check(ix, err, errlen);
     if (r < 0) {
         idx_free(ix);

@@ -98,8 +98,8 @@ void idx_free(idx_index *ix);
 const void *idx_arena(const idx_index *ix, size_t *ret_bytes);
 
 /* Validates such a block (magic, version, sizes, every id and degree, every key reachable from the entries) against n keys of `dim`
- * and copies it into an index. -EBADMSG with a reason in err. */
-int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, idx_index **ret, char *err, size_t errlen);
+ * and copies it into an index; memory: as above, or where it lies already: no copy then. -EBADMSG with a reason in err. */
+int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, void *memory, idx_index **ret, char *err, size_t errlen);
 
 /* The same checks on an index at hand. */
 int idx_check(const idx_index *ix, char *err, size_t errlen);

@@ -165,7 +165,7 @@ def server_rows(a, table, name, model, kind):
         detail = f"{r['first_ms']:.0f} ms = {r['prompt_ms']:.0f} prefill + {steps:.2f} steps"
         table.add(f"{kind} first token, {length:,} cached + 32 new", detail, "", "", "<= 1.5 steps")
     elif what == "restart":
-        r = server_costs.restarted(daemon, ids, 32)
+        (r,) = server_costs.restarted(daemon, ids, 32)
         wait = r["first_ms"] - r["step_ms"]
         detail = f"{r['first_ms']:.0f} ms = {wait:.0f} + a step of {r['step_ms']:.0f}; read {r['warm_read_ms']:.0f}, prefill {r['prompt_ms']:.0f}"
         table.add(f"{kind} first token after a restart, {length:,} kept + 32 new", detail, "", "", "<= 300 ms + a step")

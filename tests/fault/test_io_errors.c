@@ -3,9 +3,12 @@
  * whole program, SQLite included. */
 #include "stores.h"
 
+#include "index_work.h"
+
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 enum { TOKENS = 300 };
@@ -14,6 +17,9 @@ static atomic_int countdown = -1; /* writing calls until the first that fails; n
 static atomic_bool forever;       /* and all after it */
 static atomic_int reading_fails;  /* errno of every pread, 0: none */
 static atomic_int opening_fails;  /* of every opening of a segment's file, to read it */
+static atomic_int direct_reads;   /* preads past the page cache */
+static atomic_int direct_fails;   /* errno of each of them; -1: it brings half of what it should; 0: none fails */
+static atomic_int direct_refused; /* errno of opening a file for them */
 static int error;
 static atomic_int calls;
 
@@ -45,7 +51,31 @@ ssize_t pread64(int fd, void *p, size_t n, off64_t offset)
         errno = e;
         return -1;
     }
+    if (fcntl(fd, F_GETFL) & O_DIRECT) {
+        atomic_fetch_add(&direct_reads, 1);
+        e = atomic_load(&direct_fails);
+        if (e > 0) {
+            errno = e;
+            return -1;
+        }
+        n = e ? n / 2 : n;
+        memset(p, 0x5a, e ? n : 0);
+    }
     return syscall(SYS_pread64, fd, p, n, offset);
+}
+
+int open64(const char *path, int flags, ...)
+{
+    int e = flags & O_DIRECT ? atomic_load(&direct_refused) : 0;
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if (e) {
+        errno = e;
+        return -1;
+    }
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
 int openat64(int dir, const char *path, int flags, ...)
@@ -186,6 +216,105 @@ START_TEST(reading)
 }
 END_TEST
 
+/* Whether the system keeps any of a file in memory. */
+static bool cached(const char *path)
+{
+    unsigned char in[1 << 14];
+    struct stat st;
+    int fd = open(path, O_RDONLY);
+    bool any = false;
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    size_t pages = ((size_t)st.st_size + 4095) / 4096;
+    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(p, MAP_FAILED);
+    ck_assert_uint_le(pages, sizeof in);
+    ck_assert_int_eq(mincore(p, (size_t)st.st_size, in), 0);
+    for (size_t i = 0; i < pages; i++)
+        any = any || (in[i] & 1);
+    munmap(p, (size_t)st.st_size);
+    close(fd);
+    return any;
+}
+
+static void forget(const char *path)
+{
+    int fd = open(path, O_RDONLY);
+    ck_assert_int_eq((int)syscall(SYS_fsync, fd), 0);
+    ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    close(fd);
+}
+
+static void load_as_saved(t_store *t, const eng_segment *saved)
+{
+    eng_segment_reader reader = {.pool = t->pool};
+    eng_view v = {0};
+    eng_segment *s;
+    ck_assert_int_eq(eng_store_load(t->store, &saved->id, &reader, NULL, &s), ENG_MISS_NONE);
+    ck_assert_int_eq(eng_view_add(&v, s, 0, s->n), 0);
+    check_rows(&v, saved->ids, s->n);
+    ck_assert(eng_segment_coded(s));
+    for (uint32_t i = 0; i < shape.n_layer * shape.n_head_kv; i++) {
+        size_t a, b;
+        const void *pa = idx_arena(s->codes[i], &a), *pb = idx_arena(saved->codes[i], &b);
+        ck_assert(a == b && !memcmp(pa, pb, a));
+    }
+    eng_view_done(&v);
+    eng_segment_unref(s);
+}
+
+/* A file that the system has nothing of is read past the page cache, one that it has is not; and where such reads fail, stop half-way or are not to be had, the same comes by others. */
+START_TEST(past_the_page_cache)
+{
+    enum { N = 40000 };
+    static const int how[] = {0, EINVAL, EIO, -1};
+    static int32_t ids[N];
+    char path[400];
+    t_store t = t_store_new(1 << 30);
+    t_store_open(&t, 1 << 30);
+    for (int32_t i = 0; i < N; i++)
+        ids[i] = (int32_t)((uint32_t)i * 2654435761u >> 8 & 0xffff);
+    eng_segment *s = segment(NULL, 0, ids, N, true);
+    eng_index_work *w;
+    ck_assert_int_eq(eng_index_work_new(t.pool, &w), 0);
+    ck_assert_int_eq(eng_index_work_add(w, s), 0);
+    while (eng_index_work_run(w, UINT64_MAX, NULL))
+        ;
+    eng_index_work_free(w);
+    ck_assert_int_eq(eng_store_save(t.store, s), 0);
+    eng_store_flush(t.store);
+    t_store_path(&t, &s->id, path, sizeof path);
+    forget(path);
+    int fd = open(path, O_RDONLY | O_DIRECT);
+    bool can = fd >= 0 && !cached(path);
+    if (!can)
+        printf("past_the_page_cache: not looked at how it is read: the file system of %s has no such reads, or is memory\n", t.dir);
+    close(fd);
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        forget(path);
+        atomic_store(&direct_reads, 0);
+        atomic_store(&direct_fails, how[i]);
+        load_as_saved(&t, s);
+        atomic_store(&direct_fails, 0);
+        ck_assert_msg(!can || atomic_load(&direct_reads), "no read past the page cache, case %zu", i);
+    }
+    fd = open(path, O_RDONLY);
+    for (char part[4096]; syscall(SYS_read, fd, part, sizeof part) > 0;)
+        ;
+    close(fd);
+    ck_assert(cached(path));
+    atomic_store(&direct_reads, 0);
+    load_as_saved(&t, s);
+    ck_assert_int_eq(atomic_load(&direct_reads), 0);
+    forget(path);
+    atomic_store(&direct_refused, EINVAL);
+    load_as_saved(&t, s);
+    atomic_store(&direct_refused, 0);
+    ck_assert_int_eq(atomic_load(&direct_reads), 0);
+    eng_segment_unref(s);
+    t_store_done(&t);
+}
+END_TEST
+
 START_TEST(no_room)
 {
     t_store t = t_store_new(1 << 30);
@@ -210,6 +339,7 @@ int main(void)
     tcase_set_timeout(c, 0);
     tcase_add_test(c, writing);
     tcase_add_test(c, reading);
+    tcase_add_test(c, past_the_page_cache);
     tcase_add_test(c, no_room);
     suite_add_tcase(s, c);
     return t_run(s);

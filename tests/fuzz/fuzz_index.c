@@ -180,7 +180,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     char err[200] = "";
     idx_index *ix;
-    int r = idx_load(arena, bytes, n, dim, &ix, err, sizeof err);
+    int r = idx_load(arena, bytes, n, dim, NULL, &ix, err, sizeof err);
     free(arena);
     if (!r) {
         search(ix, &heads[which]);

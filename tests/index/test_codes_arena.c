@@ -74,10 +74,10 @@ START_TEST(steps_change_nothing)
     ck_assert_int_eq(idx_kind_of(a), is_flat(kind) ? IDX_FLAT : kind);
     char err[200];
     ck_assert_int_eq(idx_check(a, err, sizeof err), 0);
-    ck_assert_int_eq(idx_load(pa, na, N, DIM, &c, err, sizeof err), 0);
+    ck_assert_int_eq(idx_load(pa, na, N, DIM, NULL, &c, err, sizeof err), 0);
     ck_assert(!memcmp(idx_arena(c, &nb), pa, na));
-    ck_assert_int_eq(idx_load(pa, na - 1, N, DIM, &c, err, sizeof err), -EBADMSG);
-    ck_assert_int_eq(idx_load(pa, na, N + 1, DIM, &c, err, sizeof err), -EBADMSG);
+    ck_assert_int_eq(idx_load(pa, na - 1, N, DIM, NULL, &c, err, sizeof err), -EBADMSG);
+    ck_assert_int_eq(idx_load(pa, na, N + 1, DIM, NULL, &c, err, sizeof err), -EBADMSG);
     idx_free(a);
     idx_free(b);
     free(memory);
@@ -114,7 +114,7 @@ START_TEST(damage)
         memcpy(bad, good, bytes);
         size_t at = i % 2 ? (size_t)(t_u64(&rng) % bytes) : (size_t)(t_u64(&rng) % 512);
         bad[at] ^= (uint8_t)(1 + t_u64(&rng) % 255);
-        int r = idx_load(bad, bytes, N, DIM, &x.ix, err, sizeof err);
+        int r = idx_load(bad, bytes, N, DIM, NULL, &x.ix, err, sizeof err);
         ck_assert(r == 0 || r == -EBADMSG);
         if (r) {
             refused++;

@@ -278,7 +278,7 @@ START_TEST(test_load)
     const void *arena = idx_arena(ix, &bytes);
     uint8_t *moved = malloc(bytes + 1);
     memcpy(moved + 1, arena, bytes); /* not aligned, as in a file's buffer */
-    ck_assert_int_eq(idx_load(moved + 1, bytes, 1200, DIM, &copy, err, sizeof err), 0);
+    ck_assert_int_eq(idx_load(moved + 1, bytes, 1200, DIM, NULL, &copy, err, sizeof err), 0);
     memset(moved, 0xee, bytes + 1); /* it was copied */
     free(moved);
     idx_scratch *s, *s2;
@@ -313,7 +313,7 @@ static int try_load(const problem *p, const uint8_t *arena, size_t bytes)
     char err[200] = "";
     uint8_t *exact = malloc(bytes + !bytes); /* its own block, so that ASan sees the end */
     memcpy(exact, arena, bytes);
-    int r = idx_load(exact, bytes, p->rows.n, DIM, &ix, err, sizeof err);
+    int r = idx_load(exact, bytes, p->rows.n, DIM, NULL, &ix, err, sizeof err);
     free(exact);
     if (r < 0) {
         if (r != -EBADMSG || !err[0] || ix)
@@ -374,10 +374,10 @@ START_TEST(test_hostile_header)
             ck_abort_msg("cut at %zu of %zu", n, bytes);
     char err[200];
     idx_index *other = NULL;
-    ck_assert_int_eq(idx_load(good, bytes, 301, DIM, &other, err, sizeof err), -EBADMSG);
-    ck_assert_int_eq(idx_load(good, bytes, 300, DIM + 1, &other, err, sizeof err), -EBADMSG);
+    ck_assert_int_eq(idx_load(good, bytes, 301, DIM, NULL, &other, err, sizeof err), -EBADMSG);
+    ck_assert_int_eq(idx_load(good, bytes, 300, DIM + 1, NULL, &other, err, sizeof err), -EBADMSG);
     ck_assert_ptr_null(other);
-    ck_assert_int_eq(idx_load(good, bytes, 300, DIM + 1, &other, NULL, 0), -EBADMSG);
+    ck_assert_int_eq(idx_load(good, bytes, 300, DIM + 1, NULL, &other, NULL, 0), -EBADMSG);
     free(bad);
     idx_free(ix);
     problem_free(&p);
