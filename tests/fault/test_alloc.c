@@ -168,6 +168,47 @@ START_TEST(describing)
 }
 END_TEST
 
+/* Once its session's first token is there, a step allocates nothing, whatever it searches. */
+START_TEST(steps_allocate_nothing)
+{
+    static const eng_attn_mode modes[] = {ENG_ATTN_FULL, ENG_ATTN_STREAMING, ENG_ATTN_FLAT, ENG_ATTN_CLUSTER, ENG_ATTN_IVF, ENG_ATTN_GRAPH};
+    eng_attn_mode mode = modes[_i / 2];
+    char err[256] = "";
+    t_rng rng = t_seed(2);
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = (int32_t)(t_u64(&rng) % 200);
+    eng_engine *e;
+    eng_session *s;
+    eng_timings t;
+    ck_assert_int_eq(open_model(&e), 0);
+    eng_request q = {.ids = prompt, .n_ids = PROMPT, .max_tokens = ANSWER, .attention = eng_attention_default(), .sampling = eng_sampling_default(), .cache_prompt = true};
+    q.attention.mode = mode;
+    q.attention.n_sink = 0;
+    q.attention.n_local = 64;
+    q.attention.estimate = _i % 2;
+    for (int round = 0; round < 2; round++) { /* the first one's index is searched in the second */
+        eng_token token;
+        ck_assert_msg(eng_session_open(e, &q, &s, err, sizeof err) == 0, "%s", err);
+        ck_assert_int_eq(eng_session_prefill(s, NULL, NULL), 0);
+        ck_assert_int_eq(eng_session_next(s, &token), 0);
+        long before = atomic_load(&calls);
+        int r = 0;
+        for (int i = 1; i < ANSWER && round; i++)
+            r |= eng_session_next(s, &token);
+        long after = atomic_load(&calls);
+        ck_assert_int_eq(r, 0);
+        ck_assert_msg(before == after, "%s: %ld allocations in %d steps", eng_attn_mode_name(mode), after - before, ANSWER - 1);
+        eng_session_timings(s, &t);
+        eng_session_close(s);
+        while (eng_idle(e, 1000, NULL))
+            ;
+    }
+    ck_assert((t.n_graph > 0) == (mode == ENG_ATTN_GRAPH) && (t.n_cluster > 0) == (mode == ENG_ATTN_CLUSTER || mode == ENG_ATTN_IVF));
+    ck_assert((t.n_flat > 0) >= (mode == ENG_ATTN_FLAT));
+    eng_close(e);
+}
+END_TEST
+
 START_TEST(answering)
 {
     int32_t want[ANSWER], out[ANSWER];
@@ -211,6 +252,7 @@ int main(void)
     TCase *c = tcase_create("alloc");
     tcase_set_timeout(c, 0);
     tcase_add_loop_test(c, opening, 0, 3);
+    tcase_add_loop_test(c, steps_allocate_nothing, 0, 12);
     tcase_add_test(c, answering);
     tcase_add_test(c, describing);
     suite_add_tcase(s, c);

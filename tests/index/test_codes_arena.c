@@ -86,8 +86,15 @@ START_TEST(steps_change_nothing)
     for (int steps = 0; steps < 200; steps += 13) {
         idx_builder *w;
         ck_assert_int_eq(builder_new(kind, &keys, &values, &train, NULL, &w), 0);
-        for (int i = 0; i < steps && idx_builder_step(w, 1) == 1; i++) {
+        float progress = 0, now;
+        bool rises = true;
+        for (int i = 0; i < steps && idx_builder_step(w, 1) == 1; i++, progress = now) {
+            now = idx_builder_progress(w);
+            rises = rises && now >= progress && now < 1;
         }
+        ck_assert(rises && (steps < 100 || progress > 0));
+        ck_assert_int_eq(steps < 180 ? 0 : idx_builder_step(w, 0), 0);
+        ck_assert(steps < 180 || idx_builder_progress(w) > .98f);
         idx_builder_free(w);
     }
     free(k);

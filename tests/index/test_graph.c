@@ -52,6 +52,51 @@ static void problem_free(problem *p)
     free(p->pos);
 }
 
+enum { HEADER = 64 }; /* README.md, "Arenas" */
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    memcpy(p, &v, 4);
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* No node links to itself, twice to another, or to more than pruning, reverse links and reachability leave; every one can be reached from the entries. */
+static void check_links(const idx_index *ix, uint32_t n, uint32_t degree)
+{
+    size_t bytes;
+    const uint8_t *arena = idx_arena(ix, &bytes);
+    uint32_t n_entries = get32(arena + 24), n_reached = 0, *queue = malloc(n * sizeof *queue), *from = calloc(n, sizeof *from);
+    const uint8_t *entries = arena + HEADER, *first = entries + 4 * n_entries, *links = first + 4 * ((size_t)n + 1);
+    uint8_t *reached = calloc(n, 1);
+    for (uint32_t i = 0; i < n_entries; i++)
+        if (!reached[get32(entries + 4 * i)]++)
+            queue[n_reached++] = get32(entries + 4 * i);
+    for (uint32_t at = 0; at < n_reached; at++) {
+        uint32_t node = queue[at], lo = get32(first + 4 * node), hi = get32(first + 4 * (size_t)node + 4);
+        if (hi - lo > 2 * degree + 4)
+            ck_abort_msg("node %u has %u links", node, hi - lo);
+        for (uint32_t i = lo; i < hi; i++) {
+            uint32_t to = get32(links + 4 * (size_t)i);
+            if (to == node || from[to] == node + 1)
+                ck_abort_msg("node %u links %s", node, to == node ? "to itself" : "twice to another");
+            from[to] = node + 1;
+            if (!reached[to]++)
+                queue[n_reached++] = to;
+            reached[to] = 1;
+        }
+    }
+    ck_assert_uint_eq(n_reached, n);
+    free(reached);
+    free(from);
+    free(queue);
+}
+
 static idx_index *build(const problem *p, uint64_t deadline, int *ret_steps)
 {
     idx_graph_params params = idx_graph_params_default();
@@ -76,6 +121,7 @@ static idx_index *build(const problem *p, uint64_t deadline, int *ret_steps)
     idx_builder_free(b);
     char err[200] = "";
     ck_assert_msg(idx_check(ix, err, sizeof err) == 0, "%s", err);
+    check_links(ix, p->rows.n, params.degree);
     ck_assert_int_eq((int)idx_kind_of(ix), IDX_GRAPH);
     if (ret_steps)
         *ret_steps = steps;
@@ -334,20 +380,6 @@ static int try_load(const problem *p, const uint8_t *arena, size_t bytes)
     idx_scratch_free(s);
     idx_free(ix);
     return 0;
-}
-
-enum { HEADER = 64 }; /* README.md, "Arena" */
-
-static void put32(uint8_t *p, uint32_t v)
-{
-    memcpy(p, &v, 4);
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, 4);
-    return v;
 }
 
 START_TEST(test_hostile_header)

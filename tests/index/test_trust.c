@@ -12,8 +12,8 @@ enum { SCAN, CODES, FOUR_BITS, CLUSTER, IVF, GRAPH, KINDS };
 enum { RANDOM, CLUMPS, EQUAL, ZERO, HUGE_NORM, SHAPES };
 
 static const char *const kind_names[] = {"scan", "codes", "codes of 4 bits", "cluster", "ivf", "graph"};
-static const uint32_t dims[] = {64, 80, 96, 128, 256}, groups[] = {1, 7, 16}, sizes[] = {1, TOP / 2, MAX_N};
-enum { N_DIMS = sizeof dims / sizeof *dims, N_GROUPS = sizeof groups / sizeof *groups, N_SIZES = sizeof sizes / sizeof *sizes };
+static const uint32_t dims[] = {64, 80, 96, 128, 256}, sizes[] = {1, TOP / 2, MAX_N};
+enum { N_DIMS = sizeof dims / sizeof *dims, N_SIZES = sizeof sizes / sizeof *sizes };
 
 static t_rng rng;
 static _Float16 k[MAX_N * MAX_DIM], v[MAX_N * MAX_DIM], train[TRAIN * MAX_GROUP * MAX_DIM];
@@ -97,7 +97,7 @@ START_TEST(against_brute_force)
     double found[SHAPES] = {0}, wanted[SHAPES] = {0};
     for (int c = 0; c < SHAPES * N_DIMS * N_SIZES; c++) {
         int shape = c % SHAPES;
-        uint32_t dim = dims[c / SHAPES % N_DIMS], n = sizes[c / SHAPES / N_DIMS], group = groups[c % N_GROUPS];
+        uint32_t dim = dims[c / SHAPES % N_DIMS], n = sizes[c / SHAPES / N_DIMS], group = 1 + (uint32_t)c % MAX_GROUP; /* each one with several shapes and sizes of head */
         float q[MAX_GROUP * MAX_DIM];
         fill(shape, n, dim, group);
         idx_rows keys = {k, (size_t)dim * 2, n, dim, IDX_F16}, values = {v, (size_t)dim * 2, n, dim, IDX_F16};
