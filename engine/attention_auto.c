@@ -48,7 +48,7 @@ unsigned eng_attn_wants(const eng_attn *a, const eng_attention *policy, uint32_t
 uint8_t attn_serves(const eng_attn *a, const eng_span *s, uint32_t visible)
 {
     /* Fewer: with the estimate not worth the scan of a whole run of codes; without, a scan of the keys is as fast (index/README.md), and exact. */
-    const uint32_t codes_min = a->estimates ? 512 : 4096;
+    const uint32_t codes_min = a->estimates ? 512 : a->shape->head_dim < 128 ? 4096 : 3072;
     eng_attn_mode mode = a->policy.mode;
     if (visible >= ATTN_SKIP_MIN && mode == ENG_ATTN_CLUSTER && eng_segment_has(s->seg, s->seg->cluster))
         return ATTN_CLUSTER;
