@@ -71,7 +71,6 @@ INLINE void pack_any(const eng_type t, char *panel, const char *w, size_t row_by
                 const char *row = w + (half + r) * row_bytes;
                 for (size_t j = i; j < end; j += 32) {
                     const char *block = block_at(t, row, j);
-                    _mm_prefetch(near_element(t, row + ENG_NR * row_bytes, j), _MM_HINT_T1);
                     if (is_super(t) && j % 256 == 0)
                         store_scales(t, block, &s[r]);
                     __m256i q = load_codes(t, block, (int)(j / 32 % 8));

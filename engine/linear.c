@@ -288,23 +288,55 @@ static void input_task(void *ctx, uint32_t task, uint32_t worker)
 
 /* ---- prefill: products ------------------------------------------------------------------------------------------ */
 
-/* Multiplies `tokens` inputs from `at` on with the slice of k that begins at `from` of some rows of a weight. */
-static void multiply(const product *p, const scratch *s, const eng_weight *w, uint32_t row, uint32_t rows, uint32_t from, size_t at,
-                     size_t tokens, float *c, size_t ldc)
+/* Some rows of a weight, and the slice of k that begins at `from`. */
+typedef struct {
+    const eng_weight *w;
+    uint32_t row, rows, from, n;
+} part;
+
+static const char *part_data(const part *b)
+{
+    return (const char *)b->w->data + (size_t)b->row * b->w->row_bytes + b->from / eng_types[b->w->type].block * eng_types[b->w->type].bytes;
+}
+
+/* Part `index` of a task that has these panels, in the order in which they are multiplied: slices, panels, then gate and up. */
+static part find_part(const product *p, uint32_t lo, uint32_t hi, uint32_t index)
+{
+    uint32_t each = p->output == GATE ? 2 : 1, panels = hi - lo, i;
+    part b = {.from = index / each / panels * p->slice};
+    b.rows = find_rows(p, lo + index / each % panels, &i, &b.row);
+    b.w = p->w[i + index % each];
+    b.n = (uint32_t)min_size(p->slice, b.w->cols - b.from);
+    return b;
+}
+
+/* Asks for a part's bytes: short stretches far apart, which the hardware's prefetchers do not see. Never faults. */
+static void prefetch_part(const part *b)
+{
+    const char *row = part_data(b);
+    size_t bytes = (size_t)b->n / eng_types[b->w->type].block * eng_types[b->w->type].bytes;
+    for (uint32_t r = 0; r < b->rows; r++, row += b->w->row_bytes)
+        for (size_t i = 0; i < bytes + ALIGN - 1; i += ALIGN)
+            __builtin_prefetch(row + i);
+}
+
+/* Multiplies `tokens` inputs from `at` on with a part. next: what is multiplied then, fetched meanwhile; NULL: nothing. */
+static void multiply(const product *p, const scratch *s, const part *b, const part *next, size_t at, size_t tokens, float *c)
 {
     const eng_linear *l = p->l;
-    size_t n = min_size(p->slice, w->cols - from), a = (size_t)from * l->max_tokens + at * p->slice;
-    const char *data = (const char *)w->data + (size_t)row * w->row_bytes + from / eng_types[w->type].block * eng_types[w->type].bytes;
-    const void *in = (const char *)l->input + form_bytes(p->form, a), *panel = s->panel;
+    const eng_weight *w = b->w;
+    const char *in = (const char *)l->input + form_bytes(p->form, (size_t)b->from * l->max_tokens + at * p->slice), *data = part_data(b);
     if (p->form == Q8) {
-        l->k->pack_q8(s->panel, w->type, data, w->row_bytes, rows, n);
-        l->k->gemm_q8(c, ldc, in, p->slice / 32, panel, w->type, tokens, rows, n, from > 0);
+        l->k->pack_q8(s->panel, w->type, data, w->row_bytes, b->rows, b->n);
+        if (next)
+            prefetch_part(next);
+        l->k->gemm_q8(c, ENG_NR, (const void *)in, p->slice / 32, s->panel, w->type, tokens, b->rows, b->n, b->from > 0);
     } else if (p->form == BF16) {
-        l->k->pack_bf16(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
-        l->k->gemm_bf16(c, ldc, in, p->slice, panel, tokens, rows, n, from > 0);
+        l->k->pack_bf16(s->panel, w->type, data, w->row_bytes, b->rows, b->n, s->tmp);
+        l->k->gemm_bf16(c, ENG_NR, (const void *)in, p->slice, s->panel, tokens, b->rows, b->n, b->from > 0);
     } else {
-        l->k->pack_f32(s->panel, w->type, data, w->row_bytes, rows, n, s->tmp);
-        l->k->gemm_f32(c, ldc, in, p->slice, panel, ENG_NR, tokens, rows, n, from > 0);
+        l->k->pack_f32(s->panel, w->type, data, w->row_bytes, b->rows, b->n, s->tmp);
+        l->k->gemm_f32(c, ENG_NR, (const void *)in, p->slice, s->panel, ENG_NR, tokens, b->rows, b->n, b->from > 0);
     }
 }
 
@@ -313,10 +345,13 @@ static void finish(const product *p, uint32_t weight, uint32_t row, uint32_t row
 {
     const eng_kernels *k = p->l->k;
     size_t stride = p->w[weight]->rows;
-    if (p->output == ADD) {
+    if (p->output == STORE) {
+        for (size_t t = 0; t < tokens; t++)
+            memcpy(p->y[weight] + (at + t) * stride + row, c + t * ENG_NR, rows * sizeof *c);
+    } else if (p->output == ADD) {
         for (size_t t = 0; t < tokens; t++)
             k->add(p->y[weight] + (at + t) * stride + row, c + t * ENG_NR, rows);
-    } else if (p->output == GATE) {
+    } else {
         const float *up = c + tokens * ENG_NR;
         if (rows == ENG_NR)
             p->gate(c, c, up, tokens * ENG_NR);
@@ -335,18 +370,14 @@ static void prefill_task(void *ctx, uint32_t task, uint32_t worker)
     uint32_t lo = (uint32_t)(run * panels / p->n_runs), hi = (uint32_t)((run + 1) * panels / p->n_runs), i, row;
     size_t at = (size_t)(task % p->n_blocks) * p->tokens, tokens = min_size(p->tokens, p->n_tokens - at);
     size_t each = tokens * ENG_NR, step = p->output == GATE ? 2 * each : each;
-    for (uint32_t from = 0; from < p->w[0]->cols; from += p->slice)
-        for (uint32_t j = lo; j < hi; j++) {
-            uint32_t rows = find_rows(p, j, &i, &row);
-            float *c = s->c + (j - lo) * step;
-            if (p->output == STORE)
-                multiply(p, s, p->w[i], row, rows, from, at, tokens, p->y[i] + at * p->w[i]->rows + row, p->w[i]->rows);
-            else
-                multiply(p, s, p->w[i], row, rows, from, at, tokens, c, ENG_NR);
-            if (p->output == GATE)
-                multiply(p, s, p->w[1], row, rows, from, at, tokens, c + each, ENG_NR);
-        }
-    for (uint32_t j = lo; j < hi && p->output != STORE; j++) {
+    uint32_t of_slice = (hi - lo) * (p->output == GATE ? 2 : 1), n = (p->w[0]->cols + p->slice - 1) / p->slice * of_slice;
+    part b = find_part(p, lo, hi, 0), next;
+    for (uint32_t j = 0; j < n; j++, b = next) {
+        if (j + 1 < n)
+            next = find_part(p, lo, hi, j + 1);
+        multiply(p, s, &b, j + 1 < n ? &next : NULL, at, tokens, s->c + j % of_slice * each);
+    }
+    for (uint32_t j = lo; j < hi; j++) {
         uint32_t rows = find_rows(p, j, &i, &row);
         finish(p, i, row, rows, at, tokens, s->c + (j - lo) * step);
     }
