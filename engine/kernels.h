@@ -18,10 +18,10 @@ typedef struct {
     float *d, *s; /* [n / 32] */
 } eng_q8_act;
 
-/* A block of activations quantised for prefill: as above, and minus the sums of each half's codes. */
+/* A block of activations quantised for prefill: scale and codes as above. minus: -128 sum(q), what weights' codes that are raised by 128 count too much. */
 typedef struct {
-    float d, s;
-    int16_t minus[2];
+    float d;
+    int32_t minus;
     int8_t q[32];
 } eng_q8_block;
 
@@ -29,6 +29,13 @@ enum { ENG_KV_TYPES = ENG_KV_Q8_0 + 1 };
 
 #define ENG_LOGITS_BLOCK 64
 #define ENG_NR 32 /* output columns of a packed panel */
+#define ENG_Q8_SPAN 256 /* elements of a row that are rounded to 8 bits by one scale */
+
+/* Whether a type's weights are rounded to 8 bits for prefill's products in integers. */
+static inline bool eng_rounds_q8(eng_type type)
+{
+    return eng_type_has_min(type) || eng_type_part(type) == 16;
+}
 
 /* A score may be so much above the subtracted maximum (in units of log2) before that follows: most tiles need no rescaling then. */
 #define ENG_ATTN_SLACK 8.0f
@@ -84,10 +91,13 @@ typedef struct {
     /* NULL where the CPU has no bf16 dot product, or a slow one: the engine then uses gemm_f32. */
     void (*gemm_bf16)(float *c, size_t ldc, const uint16_t *a, size_t lda, const uint16_t *panel, size_t m, size_t n, size_t k,
                       bool accumulate);
-    /* The same in 8-bit integers, of types with blocks except Q2_K: a and lda count blocks of 32. Of each block in rising order
-     *   u = sum over its parts (eng_type_part) of w.d (sum of w.q x.q, an integer),  c = fma(u, x.d, c),  with a minimum c = fma(w.m, x.s, c),
-     * the sum over two parts by fma too: the same bits at every level. panel: k ENG_NR * 2 bytes; k % 32 == 0. */
-    void (*quantize_blocks)(const float *x, eng_q8_block *out, size_t n); /* n % 32 == 0; codes, d and s as quantize_q8's */
+    /* The same in 8-bit integers, of types with blocks: a and lda count blocks of 32. Each block's integer sum s = sum of w.q x.q, in rising order, is scaled by
+     *   c = fma(w.d s, x.d, c).
+     * Of types with minima or two scales for 32 elements (eng_rounds_q8) w.q are the weights rounded to 8 bits, with one scale for each row and each
+     * ENG_Q8_SPAN of k (kernels_scalar.c, round_span), and of each span
+     *   u = fma(s, x.d, u) from 0 on,  c = fma(w.d, u, c).
+     * The same bits at every level; cut at a multiple of ENG_Q8_SPAN too. panel: k ENG_NR * 2 bytes; k % 32 == 0. */
+    void (*quantize_blocks)(const float *x, eng_q8_block *out, size_t n); /* n % 32 == 0; codes and d as quantize_q8's */
     void (*pack_q8)(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k);
     void (*gemm_q8)(float *c, size_t ldc, const eng_q8_block *a, size_t lda, const void *panel, eng_type type, size_t m, size_t n, size_t k,
                     bool accumulate);

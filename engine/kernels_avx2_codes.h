@@ -27,6 +27,12 @@ INLINE bool has_halves(const eng_type t)
     return t == ENG_Q2_K || t == ENG_Q3_K || t == ENG_Q6_K;
 }
 
+/* Bits of a code that is not signed. */
+INLINE int code_bits(const eng_type t)
+{
+    return t == ENG_Q2_K ? 2 : t == ENG_Q3_K ? 3 : t == ENG_Q5_0 || t == ENG_Q5_1 || t == ENG_Q5_K ? 5 : t == ENG_Q6_K ? 6 : 4;
+}
+
 /* Whether load_codes gives signed codes. */
 INLINE bool is_signed(const eng_type t)
 {

@@ -1,9 +1,8 @@
-/* AVX-512 products of prefill in 8-bit integers (VPDPBUSD, twice the rate of VDPBF16PS): panels of 32 weight rows as unsigned codes, four of k
+/* AVX-512 products of prefill in 8-bit integers (VPDPBUSD, twice the rate of VDPBF16PS): panels of 32 weight rows as codes raised by 128, four of k
  * in a lane, and a register tile of up to 6 tokens by 32 outputs. Integer sums are exact and each output's float operations are those of the
  * scalar level in the same order, so its bits are the scalar level's.
  *
- * A panel: codes [k/4][ENG_NR][4], raised where VPDPBUSD wants them unsigned, then for each 32 of k the rows' scales [ENG_NR] (of both halves,
- * where they differ) and minima [ENG_NR] (of types with them).
+ * A panel: codes [k/4][ENG_NR][4], then scales [ENG_NR] for each 32 of k, or for each ENG_Q8_SPAN of types that are rounded.
  */
 #include "kernels.h"
 
@@ -17,75 +16,142 @@ static void quantize_blocks(const float *x, eng_q8_block *out, size_t n)
     for (size_t b = 0; b < n / 32; b++, out++) {
         __m512i i, j;
         out->d = quantize32(x + 32 * b, out->q, &i, &j);
-        uint32_t first = (uint32_t)_mm512_reduce_add_epi32(i), second = (uint32_t)_mm512_reduce_add_epi32(j);
-        out->s = out->d * (float)(int32_t)(first + second);
-        out->minus[0] = (int16_t)(0 - first);
-        out->minus[1] = (int16_t)(0 - second);
+        out->minus = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(i, j));
     }
 }
 
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
 
-/* What is added to a code to make it unsigned. Types with minima: 0. */
-INLINE int raised_by(const eng_type t)
+/* eng_rounds_q8, for the compiler to see. */
+INLINE bool rounds(const eng_type t)
 {
-    return is_signed(t) ? 128 : offset_of(t);
+    return has_min(t) || has_halves(t);
 }
 
-/* Vectors of ENG_NR floats for 32 of k. */
-INLINE size_t scale_vectors(const eng_type t)
-{
-    return has_halves(t) || has_min(t) ? 2 : 1;
-}
+enum { HALF = 16 }; /* rows that are packed at a time: a vector's lanes */
 
-/* Scales and minimum of the 32 elements from i on, for one row; s: the super-block's. */
-INLINE void put_scales(const eng_type t, float *out, const char *block, size_t i, const stored_scales *s)
+/* Scales and minima of at most 16 parts of a row, from part 0 of a span on; 0 beyond them. */
+typedef struct {
+    __m512 d, m;
+} parts;
+
+INLINE parts load_parts(const eng_type t, const char *w, size_t n)
 {
-    size_t part = i / 32 % 8;
-    if (has_halves(t)) {
-        out[0] = s->d[2 * part];
-        out[ENG_NR] = s->d[2 * part + 1];
-        return;
+    if (is_super(t)) {
+        super_scales s = load_scales(t, w);
+        if (has_halves(t))
+            return (parts){_mm512_insertf32x8(_mm512_castps256_ps512(s.d[0]), s.d[1], 1), _mm512_insertf32x8(_mm512_castps256_ps512(s.m[0]), s.m[1], 1)};
+        return (parts){_mm512_zextps256_ps512(s.d[0]), _mm512_zextps256_ps512(s.m[0])};
     }
-    out[0] = is_super(t) ? s->d[part] : _cvtsh_ss(get16(block));
-    if (has_min(t))
-        out[ENG_NR] = is_super(t) ? s->m[part] : _cvtsh_ss(get16(block + 2));
+    /* each block begins with d and m */
+    __m256i at = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int)block_bytes(t)));
+    __m256i v = _mm256_mmask_i32gather_epi32(_mm256_setzero_si256(), (__mmask8)((1u << n / 32) - 1), at, w, 1);
+    __m256 d = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(v)), m = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32(v, 16)));
+    return (parts){_mm512_zextps256_ps512(d), _mm512_zextps256_ps512(m)};
 }
 
-/* 16 rows at a time, 64 of k at a time. */
-INLINE void pack_any(const eng_type t, char *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
+/* How a span of a row is rounded (kernels_scalar.c, round_span): what its parts' codes are multiplied by, and what is added then. */
+typedef struct {
+    _Alignas(32) int16_t times[16], plus[16];
+} rounding;
+
+/* Returns the row's scale. */
+INLINE float find_rounding(const eng_type t, const char *w, size_t n, rounding *out)
 {
-    const size_t step = scale_vectors(t) * ENG_NR;
-    uint32_t *codes = (void *)panel;
-    float *scales = (void *)(panel + k * ENG_NR);
-    if (rows < ENG_NR)
-        memset(scales, 0, k / 32 * step * sizeof *scales);
-    for (size_t half = 0; half < ENG_NR; half += 16) {
-        _Alignas(64) uint32_t buf[16][16] = {{0}};
-        stored_scales s[16];
-        size_t have = rows > half ? rows - half : 0;
-        have = have > 16 ? 16 : have;
-        for (size_t i = 0; i < k; i += 64) {
-            size_t end = k - i < 64 ? k : i + 64;
-            for (size_t r = 0; r < have; r++) {
-                const char *row = w + (half + r) * row_bytes;
-                for (size_t j = i; j < end; j += 32) {
-                    const char *block = block_at(t, row, j);
-                    if (is_super(t) && j % 256 == 0)
-                        store_scales(t, block, &s[r]);
-                    __m256i q = load_codes(t, block, (int)(j / 32 % 8));
-                    if (is_signed(t))
-                        q = _mm256_xor_si256(q, _mm256_set1_epi8((char)128));
-                    _mm256_store_si256((void *)(buf[r] + (j - i) / 4), q);
-                    put_scales(t, scales + j / 32 * step + half + r, block, j, &s[r]);
-                }
-            }
-            store_transposed(codes + i / 4 * ENG_NR + half, ENG_NR, buf[0], 16, (end - i) / 4);
+    const int low = -offset_of(t), high = low + (1 << code_bits(t)) - 1;
+    parts p = load_parts(t, w, n);
+    if (!has_min(t))
+        p.m = _mm512_setzero_ps();
+    __m512 a = _mm512_abs_ps(_mm512_add_ps(_mm512_mul_ps(p.d, _mm512_set1_ps((float)low)), p.m));
+    __m512 b = _mm512_abs_ps(_mm512_add_ps(_mm512_mul_ps(p.d, _mm512_set1_ps((float)high)), p.m));
+    /* in this order a NaN loses as it does in the scalar level's comparisons */
+    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(b, a), _mm512_setzero_ps()));
+    __m512 f = _mm512_set1_ps(largest < 1e-30f ? 0.0f : 32512.0f / largest);
+    __m256i times = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(p.d, f)));
+    __m256i plus = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(p.m, f)));
+    _mm256_store_si256((void *)out->times, times);
+    _mm256_store_si256((void *)out->plus, _mm256_add_epi16(plus, _mm256_set1_epi16(128)));
+    return largest < 1e-30f ? 0.0f : largest / 127.0f;
+}
+
+/* Each half's own 16 bits, where there are two parts in 32 elements. */
+INLINE __m512i part_values(const eng_type t, const int16_t *v, size_t part)
+{
+    if (has_halves(t))
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_set1_epi16(v[2 * part])), _mm256_set1_epi16(v[2 * part + 1]), 1);
+    return _mm512_set1_epi16(v[part]);
+}
+
+/* 32 rounded weights, as 16-bit integers. */
+INLINE __m512i round32(const eng_type t, const char *row, size_t i, const rounding *r)
+{
+    size_t part = i % ENG_Q8_SPAN / 32;
+    __m256i q = load_codes(t, block_at(t, row, i), (int)(i / 32 % 8));
+    if (offset_of(t))
+        q = _mm256_sub_epi8(q, _mm256_set1_epi8((char)offset_of(t)));
+    __m512i x = _mm512_mullo_epi16(_mm512_cvtepi8_epi16(q), part_values(t, r->times, part));
+    return _mm512_srai_epi16(_mm512_add_epi16(x, part_values(t, r->plus, part)), 8);
+}
+
+/* 64 raised codes of a row, or the last 32 and 32 more that mean nothing. */
+INLINE __m512i raised64(const eng_type t, const char *row, size_t i, size_t k, const rounding *r)
+{
+    const __m512i raise = _mm512_set1_epi8((char)128);
+    const size_t j = i + 32 < k ? i + 32 : i;
+    if (rounds(t)) {
+        const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+        __m512i q = _mm512_packs_epi16(round32(t, row, i, r), round32(t, row, j, r));
+        return _mm512_xor_si512(_mm512_permutexvar_epi64(order, q), raise);
+    }
+    __m256i first = load_codes(t, block_at(t, row, i), (int)(i / 32 % 8)), second = load_codes(t, block_at(t, row, j), (int)(j / 32 % 8));
+    __m512i q = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+    return is_signed(t) ? _mm512_xor_si512(q, raise) : _mm512_add_epi8(q, _mm512_set1_epi8((char)(128 - offset_of(t))));
+}
+
+/* The scales of 32 of k for `rows` rows that are not rounded. */
+INLINE void put_scales(const eng_type t, float *out, const char *w, size_t row_bytes, size_t rows, size_t i)
+{
+    for (size_t r = 0; r < rows; r++) {
+        const char *block = block_at(t, w + r * row_bytes, i);
+        if (!is_super(t)) {
+            out[r] = _cvtsh_ss(get16(block));
+        } else if (i % 256 == 0) {
+            super_scales s = load_scales(t, block);
+            _Alignas(32) float d[8];
+            _mm256_store_ps(d, s.d[0]);
+            for (size_t part = 0; part < 8; part++)
+                out[part * ENG_NR + r] = d[part];
         }
     }
 }
 
-#define EACH_TYPE(X) ENG_EACH_SMALL_TYPE(X) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_XS)
+INLINE void pack_any(const eng_type t, char *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
+{
+    const size_t span = rounds(t) ? ENG_Q8_SPAN : 32;
+    uint32_t *codes = (void *)panel;
+    float *scales = (void *)(panel + k * ENG_NR);
+    if (rows < ENG_NR)
+        memset(scales, 0, (k + span - 1) / span * ENG_NR * sizeof *scales);
+    for (size_t half = 0; half < ENG_NR; half += HALF, w += HALF * row_bytes) {
+        __m512i buf[HALF] = {{0}};
+        rounding r[HALF];
+        size_t have = rows > half ? rows - half : 0;
+        have = have > HALF ? HALF : have;
+        for (size_t i = 0; i < k; i += 64) {
+            size_t end = k - i < 64 ? k : i + 64;
+            for (size_t j = i; j < end; j += 32)
+                if (!rounds(t))
+                    put_scales(t, scales + j / span * ENG_NR + half, w, row_bytes, have, j);
+                else if (j % span == 0)
+                    for (size_t n = 0; n < have; n++)
+                        scales[j / span * ENG_NR + half + n] =
+                            find_rounding(t, block_at(t, w + n * row_bytes, j), k - j < span ? k - j : span, &r[n]);
+            for (size_t n = 0; n < have; n++)
+                buf[n] = raised64(t, w + n * row_bytes, i, k, &r[n]);
+            store_transposed(codes + i / 4 * ENG_NR + half, ENG_NR, (const uint32_t *)(const void *)buf, 16, (end - i) / 4);
+        }
+    }
+}
 
 static void pack_q8(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k)
 {
@@ -94,7 +160,7 @@ static void pack_q8(void *panel, eng_type type, const void *w, size_t row_bytes,
         pack_any(ENG_##T, panel, w, row_bytes, rows, k);                                                                                   \
         break;
     switch (type) {
-        EACH_TYPE(CASE)
+        ENG_EACH_BLOCK_TYPE(CASE)
     default:
         break;
     }
@@ -103,7 +169,7 @@ static void pack_q8(void *panel, eng_type type, const void *w, size_t row_bytes,
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-enum { TILE = 6 }; /* tokens; with two scales for 32 of k, 4: their sums need registers too */
+enum { TILE = 6 }; /* tokens */
 
 INLINE __m512i broadcast(const void *p)
 {
@@ -116,8 +182,8 @@ INLINE __m512i broadcast(const void *p)
 typedef struct {
     const char *a[2];
     size_t lda;
-    const char *codes, *scales;
-    __m512i raised; /* by how much, for the two halves of a block (16 bits each) */
+    const char *codes;
+    const float *scales;
 } operands;
 
 INLINE const eng_q8_block *block_of(const operands *p, const int i)
@@ -125,11 +191,15 @@ INLINE const eng_q8_block *block_of(const operands *p, const int i)
     return (const void *)(p->a[i / 3] + (size_t)(i % 3) * p->lda);
 }
 
-/* s += steps of four of k, from step `from` of a block on, for mr tokens by 32 outputs. */
-INLINE void sum_steps(const operands *p, const int mr, const int from, const int steps, __m512i s[TILE][2])
+/* One block of 32 for mr tokens by 32 outputs: acc += d s, rounded types' rows not scaled yet. */
+INLINE void tile_block(const bool rounded, const int mr, operands *p, __m512 acc[TILE][2])
 {
+    __m512i s[TILE][2];
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+        s[i][0] = s[i][1] = broadcast(&block_of(p, i)->minus);
 #pragma GCC unroll 8
-    for (int k = from; k < from + steps; k++) {
+    for (int k = 0; k < 8; k++) {
         __m512i b0 = _mm512_loadu_si512(p->codes + k * 4 * ENG_NR), b1 = _mm512_loadu_si512(p->codes + k * 4 * ENG_NR + 64);
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++) {
@@ -138,64 +208,39 @@ INLINE void sum_steps(const operands *p, const int mr, const int from, const int
             s[i][1] = _mm512_dpbusd_epi32(s[i][1], b1, v);
         }
     }
-}
-
-/* One block of 32: acc += d (sum over its parts of the rows' scale times the integer sum) + s m. */
-INLINE void tile_block(const bool min, const bool halves, const int mr, const operands *p, __m512 acc[TILE][2])
-{
-    const int parts = halves ? 2 : 1;
-    __m512 u[TILE][2];
-#pragma GCC unroll 2
-    for (int part = 0; part < parts; part++) {
-        __m512i s[TILE][2], raised = !halves ? p->raised : part ? _mm512_slli_epi32(p->raised, 16) : _mm512_srli_epi32(p->raised, 16);
-#pragma GCC unroll 6
-        for (int i = 0; i < mr; i++)
-            s[i][0] = s[i][1] = min ? _mm512_setzero_si512() : _mm512_madd_epi16(broadcast(block_of(p, i)->minus), raised);
-        sum_steps(p, mr, 4 * part, 8 / parts, s);
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m512 w = _mm512_loadu_ps((const float *)(const void *)p->scales + part * ENG_NR + 16 * h);
-#pragma GCC unroll 6
-            for (int i = 0; i < mr; i++) {
-                __m512 v = _mm512_cvtepi32_ps(s[i][h]);
-                u[i][h] = part ? _mm512_fmadd_ps(w, v, u[i][h]) : _mm512_mul_ps(w, v);
-            }
-        }
-    }
+    const __m512 w0 = rounded ? _mm512_set1_ps(1) : _mm512_loadu_ps(p->scales), w1 = rounded ? w0 : _mm512_loadu_ps(p->scales + 16);
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
-        __m512 d = _mm512_set1_ps(block_of(p, i)->d);
-        acc[i][0] = _mm512_fmadd_ps(u[i][0], d, acc[i][0]);
-        acc[i][1] = _mm512_fmadd_ps(u[i][1], d, acc[i][1]);
+        __m512 u0 = _mm512_cvtepi32_ps(s[i][0]), u1 = _mm512_cvtepi32_ps(s[i][1]), d = _mm512_set1_ps(block_of(p, i)->d);
+        acc[i][0] = _mm512_fmadd_ps(rounded ? u0 : _mm512_mul_ps(w0, u0), d, acc[i][0]);
+        acc[i][1] = _mm512_fmadd_ps(rounded ? u1 : _mm512_mul_ps(w1, u1), d, acc[i][1]);
     }
-    if (!min)
-        return;
-    const float *m = (const void *)p->scales;
-    __m512 m0 = _mm512_loadu_ps(m + ENG_NR), m1 = _mm512_loadu_ps(m + ENG_NR + 16);
-#pragma GCC unroll 6
-    for (int i = 0; i < mr; i++) {
-        __m512 s = _mm512_set1_ps(block_of(p, i)->s);
-        acc[i][0] = _mm512_fmadd_ps(m0, s, acc[i][0]);
-        acc[i][1] = _mm512_fmadd_ps(m1, s, acc[i][1]);
-    }
+    p->a[0] += sizeof(eng_q8_block);
+    p->a[1] += sizeof(eng_q8_block);
+    p->codes += 32 * ENG_NR;
+    p->scales += rounded ? 0 : ENG_NR;
 }
 
-/* mr tokens by n outputs. */
-INLINE void tile(const bool min, const bool halves, const int mr, float *c, size_t ldc, operands p, size_t n, size_t blocks, bool accumulate)
+/* mr tokens by n outputs: all of k, or a span of rounded types. */
+INLINE void tile(const bool rounded, const int mr, float *c, size_t ldc, operands *p, size_t n, size_t blocks, bool accumulate)
 {
     __m512 acc[TILE][2];
-    const __mmask16 m0 = tail16(n), m1 = n > 16 ? tail16(n - 16) : 0;
+    const __mmask16 m0 = tail16(n), m1 = n > 16 ? tail16(n - 16) : 0, r0 = accumulate ? m0 : 0, r1 = accumulate ? m1 : 0;
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
-        acc[i][0] = _mm512_maskz_loadu_ps(accumulate ? m0 : 0, c + (size_t)i * ldc);
-        acc[i][1] = _mm512_maskz_loadu_ps(accumulate ? m1 : 0, c + (size_t)i * ldc + 16);
+        acc[i][0] = rounded ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(r0, c + (size_t)i * ldc);
+        acc[i][1] = rounded ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(r1, c + (size_t)i * ldc + 16);
     }
-    for (size_t b = 0; b < blocks; b++) {
-        tile_block(min, halves, mr, &p, acc);
-        p.a[0] += sizeof(eng_q8_block);
-        p.a[1] += sizeof(eng_q8_block);
-        p.codes += 32 * ENG_NR;
-        p.scales += (min || halves ? 2 : 1) * ENG_NR * sizeof(float);
+    for (size_t b = 0; b < blocks; b++)
+        tile_block(rounded, mr, p, acc);
+    if (rounded) {
+        __m512 w0 = _mm512_loadu_ps(p->scales), w1 = _mm512_loadu_ps(p->scales + 16);
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            acc[i][0] = _mm512_fmadd_ps(w0, acc[i][0], _mm512_maskz_loadu_ps(r0, c + (size_t)i * ldc));
+            acc[i][1] = _mm512_fmadd_ps(w1, acc[i][1], _mm512_maskz_loadu_ps(r1, c + (size_t)i * ldc + 16));
+        }
+        p->scales += ENG_NR;
     }
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
@@ -204,35 +249,40 @@ INLINE void tile(const bool min, const bool halves, const int mr, float *c, size
     }
 }
 
-INLINE void gemm(const bool min, const bool halves, float *c, size_t ldc, const eng_q8_block *a, size_t lda, operands p, size_t m, size_t n,
+/* As many tiles of mr tokens as there are from token i on; the first token after them. */
+INLINE size_t tiles(const bool rounded, const int mr, size_t i, float *c, size_t ldc, const eng_q8_block *a, size_t lda, const operands *panel,
+                    size_t m, size_t n, size_t blocks, bool accumulate)
+{
+    const size_t span = rounded ? ENG_Q8_SPAN / 32 : blocks;
+    for (; i + (size_t)mr <= m; i += (size_t)mr) {
+        operands p = *panel;
+        p.a[0] = (const char *)(a + i * lda);
+        p.a[1] = p.a[0] + (mr > 3 ? 3 * p.lda : 0);
+        size_t b = 0;
+        do
+            tile(rounded, mr, c + i * ldc, ldc, &p, n, blocks - b < span ? blocks - b : span, accumulate || b > 0);
+        while ((b += span) < blocks);
+    }
+    return i;
+}
+
+INLINE void gemm(const bool rounded, float *c, size_t ldc, const eng_q8_block *a, size_t lda, const operands *panel, size_t m, size_t n,
                  size_t blocks, bool accumulate)
 {
-    size_t i = 0;
-#define RUN(MR)                                                                                                                            \
-    for (; i + MR <= m; i += MR) {                                                                                                         \
-        p.a[0] = (const char *)(a + i * lda);                                                                                              \
-        p.a[1] = p.a[0] + (MR > 3 ? 3 * p.lda : 0);                                                                                        \
-        tile(min, halves, MR, c + i * ldc, ldc, p, n, blocks, accumulate);                                                                 \
-    }
-    if (!halves)
-        RUN(6)
-    RUN(4)
-    RUN(2)
-    RUN(1)
-#undef RUN
+    size_t i = tiles(rounded, 6, 0, c, ldc, a, lda, panel, m, n, blocks, accumulate);
+    i = tiles(rounded, 4, i, c, ldc, a, lda, panel, m, n, blocks, accumulate);
+    i = tiles(rounded, 2, i, c, ldc, a, lda, panel, m, n, blocks, accumulate);
+    tiles(rounded, 1, i, c, ldc, a, lda, panel, m, n, blocks, accumulate);
 }
 
 static void gemm_q8(float *c, size_t ldc, const eng_q8_block *a, size_t lda, const void *panel, eng_type type, size_t m, size_t n, size_t k,
                     bool accumulate)
 {
-    operands p = {.lda = lda * sizeof *a, .codes = panel, .scales = (const char *)panel + k * ENG_NR};
-    p.raised = _mm512_set1_epi16((short)raised_by(type));
-    if (has_min(type))
-        gemm(true, false, c, ldc, a, lda, p, m, n, k / 32, accumulate);
-    else if (has_halves(type))
-        gemm(false, true, c, ldc, a, lda, p, m, n, k / 32, accumulate);
+    const operands p = {.lda = lda * sizeof *a, .codes = panel, .scales = (const float *)(const void *)((const char *)panel + k * ENG_NR)};
+    if (eng_rounds_q8(type) && k)
+        gemm(true, c, ldc, a, lda, &p, m, n, k / 32, accumulate);
     else
-        gemm(false, false, c, ldc, a, lda, p, m, n, k / 32, accumulate);
+        gemm(false, c, ldc, a, lda, &p, m, n, k / 32, accumulate);
 }
 
 void eng_avx512_gemm_q8(eng_kernels *k)
@@ -241,7 +291,7 @@ void eng_avx512_gemm_q8(eng_kernels *k)
     k->pack_q8 = pack_q8;
     k->gemm_q8 = gemm_q8;
 #define ENTRY(T) k->prefill_q8[ENG_##T] = true;
-    EACH_TYPE(ENTRY)
+    ENG_EACH_BLOCK_TYPE(ENTRY)
 #undef ENTRY
 }
 #endif

@@ -181,49 +181,102 @@ static void f32_to_bf16(const float *x, uint16_t *out, size_t n)
 static void quantize_blocks(const float *x, eng_q8_block *out, size_t n)
 {
     for (size_t b = 0; b < n / 32; b++, out++) {
-        quantize_q8(x + 32 * b, &(eng_q8_act){.q = out->q, .d = &out->d, .s = &out->s}, 32);
-        out->minus[0] = (int16_t)-sum16(out->q);
-        out->minus[1] = (int16_t)-sum16(out->q + 16);
+        float s;
+        quantize_q8(x + 32 * b, &(eng_q8_act){.q = out->q, .d = &out->d, .s = &s}, 32);
+        out->minus = -128 * (sum16(out->q) + sum16(out->q + 16));
     }
 }
 
-/* The panel: scales [k/16][ENG_NR], minima [k/32][ENG_NR], codes [ENG_NR][k]. */
+/* The largest magnitude that codes can say with these parts' scales and minima, or `largest`; NaN counts as nothing. */
+static float largest_value(eng_type type, const eng_codes *c, size_t parts, float largest)
+{
+    const int size = 1 << eng_type_bits(type), low = eng_type_has_min(type) ? 0 : -size / 2;
+    for (size_t i = 0; i < parts; i++) {
+        float a = fabsf(c->d[i] * (float)low + c->m[i]), b = fabsf(c->d[i] * (float)(low + size - 1) + c->m[i]);
+        float x = b > a ? b : a;
+        largest = x > largest ? x : largest;
+    }
+    return largest;
+}
+
+/* Round to nearest even and saturate; NaN, and what 32 bits cannot hold, is the smallest. */
+static int to_int16(float x)
+{
+    if (!(x >= -0x1p31f && x < 0x1p31f))
+        return INT16_MIN;
+    long i = lrintf(x);
+    return (int)(i < INT16_MIN ? INT16_MIN : i > INT16_MAX ? INT16_MAX : i);
+}
+
+/* Rounds n elements of a row, at most ENG_Q8_SPAN, to 8 bits; returns their scale. Code q of a part with scale d and minimum m becomes
+ * (q round(f d) + round(f m) + 128) >> 8 with f = 127 * 256 / largest, which is at most 127 in size. What is infinite or NaN gives some code, the
+ * same at every level. */
+static float round_span(eng_type type, const char *w, size_t n, int8_t *q)
+{
+    const size_t block = eng_types[type].block;
+    float largest = 0;
+    eng_codes c;
+    for (size_t at = 0; at < n; at += block) {
+        eng_unpack(type, w + type_bytes(type, at), &c);
+        largest = largest_value(type, &c, block / 16, largest);
+    }
+    const float f = largest < 1e-30f ? 0.0f : 32512.0f / largest;
+    for (size_t at = 0; at < n; at += block) {
+        eng_unpack(type, w + type_bytes(type, at), &c);
+        for (size_t i = 0; i < block; i++)
+            q[at + i] = (int8_t)((int16_t)(c.q[i] * to_int16(c.d[i / 16] * f) + to_int16(c.m[i / 16] * f) + 128) >> 8);
+    }
+    return largest < 1e-30f ? 0.0f : largest / 127.0f;
+}
+
+/* Of how many elements a panel has one scale for a row. */
+static size_t scale_span(eng_type type)
+{
+    return eng_rounds_q8(type) ? ENG_Q8_SPAN : 32;
+}
+
+/* The panel: scales [k / 32][ENG_NR], of which a rounding type uses the first ones, codes [ENG_NR][k]. */
 static void pack_q8(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k)
 {
-    float *d = panel, *m = d + k / 16 * ENG_NR;
-    int8_t *q = (int8_t *)(m + k / 32 * ENG_NR);
-    const size_t block = eng_types[type].block;
+    float *d = panel;
+    int8_t *q = (int8_t *)(d + k / 32 * ENG_NR);
+    const size_t block = eng_types[type].block, span = scale_span(type);
     memset(panel, 0, (size_t)(q - (int8_t *)panel) + k * ENG_NR);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t at = 0; at < k; at += block) {
+    for (size_t r = 0; r < rows; r++) {
+        const char *row = (const char *)w + r * row_bytes;
+        for (size_t at = 0; at < k && eng_rounds_q8(type); at += span)
+            d[at / span * ENG_NR + r] = round_span(type, row + type_bytes(type, at), k - at < span ? k - at : span, q + r * k + at);
+        for (size_t at = 0; at < k && !eng_rounds_q8(type); at += block) {
             eng_codes c;
-            eng_unpack(type, (const char *)w + r * row_bytes + type_bytes(type, at), &c);
+            eng_unpack(type, row + type_bytes(type, at), &c);
             memcpy(q + r * k + at, c.q, block);
-            for (size_t i = at / 16; i < (at + block) / 16; i++) {
-                d[i * ENG_NR + r] = c.d[i - at / 16];
-                m[i / 2 * ENG_NR + r] = c.m[i - at / 16];
-            }
+            for (size_t i = at / 32; i < (at + block) / 32; i++)
+                d[i * ENG_NR + r] = c.d[2 * (i - at / 32)];
         }
+    }
 }
 
 static void gemm_q8(float *c, size_t ldc, const eng_q8_block *a, size_t lda, const void *panel, eng_type type, size_t m, size_t n, size_t k,
                     bool accumulate)
 {
-    const float *wd = panel, *wm = wd + k / 16 * ENG_NR;
-    const int8_t *wq = (const int8_t *)(wm + k / 32 * ENG_NR);
-    const bool halves = eng_type_part(type) == 16, has_min = eng_type_has_min(type);
+    const float *d = panel;
+    const int8_t *q = (const int8_t *)(d + k / 32 * ENG_NR);
+    const size_t span = scale_span(type);
     for (size_t i = 0; i < m; i++)
         for (size_t j = 0; j < n; j++) {
             float acc = accumulate ? c[i * ldc + j] : 0;
-            for (size_t b = 0; b < k / 32; b++) {
-                const eng_q8_block *x = a + i * lda + b;
-                const int8_t *q = wq + j * k + 32 * b;
-                float u = wd[2 * b * ENG_NR + j] * (float)dot(q, x->q, halves ? 16 : 32);
-                if (halves)
-                    u = fmaf(wd[(2 * b + 1) * ENG_NR + j], (float)dot(q + 16, x->q + 16, 16), u);
-                acc = fmaf(u, x->d, acc);
-                if (has_min)
-                    acc = fmaf(wm[b * ENG_NR + j], x->s, acc);
+            for (size_t at = 0; at < k; at += span) {
+                float w = d[at / span * ENG_NR + j], u = 0;
+                for (size_t b = at / 32; b < (at + span) / 32 && b < k / 32; b++) {
+                    const eng_q8_block *x = a + i * lda + b;
+                    float s = (float)dot(q + j * k + 32 * b, x->q, 32);
+                    if (span == 32)
+                        acc = fmaf(w * s, x->d, acc);
+                    else
+                        u = fmaf(s, x->d, u);
+                }
+                if (span > 32)
+                    acc = fmaf(w, u, acc);
             }
             c[i * ldc + j] = acc;
         }

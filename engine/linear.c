@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { MAX_WEIGHTS = 3, MIN_TOKENS = 48, ALIGN = 64 };
-enum { MAX_SLICE = 320 };        /* of k: 20 KiB of a bf16 panel, at most 13 in 8 bits */
+enum { MAX_SLICE = 320, MAX_Q8_SLICE = 512 }; /* of k: 20 KiB of a bf16 panel, at most 18 in 8 bits */
 enum { MAX_BATCHES = 7, MIN_ROWS = 16 }; /* decode: of tasks; of a task */
 enum { MAX_PANELS = 8 };         /* of a task */
 enum { L2_INPUT = 1200 * 1024 }; /* bytes of input that stay in the L2 cache (2 MiB, or 1 MiB and a fast L3) next to a panel's outputs */
@@ -230,15 +230,6 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* How wide the slices of k are: whole super-blocks where there may be any, and whole panels of the product that made the input. */
-static uint32_t slice_width(uint32_t cols)
-{
-    if (cols % 256 == 0)
-        return 256;
-    uint32_t n = (cols + MAX_SLICE - 1) / MAX_SLICE;
-    return ((cols + n - 1) / n + 31) / 32 * 32;
-}
-
 /* The form of the input that n weights read: 8 bits where all of them are multiplied so. The bf16 kernels take pairs. */
 static enum form form_of(const eng_linear *l, const eng_weight *const *w, uint32_t n)
 {
@@ -246,6 +237,13 @@ static enum form form_of(const eng_linear *l, const eng_weight *const *w, uint32
     for (uint32_t i = 0; i < n; i++)
         q8 &= l->k->prefill_q8[w[i]->type];
     return q8 ? Q8 : l->k->gemm_bf16 && !l->f32 && w[0]->cols % 2 == 0 ? BF16 : FLOATS;
+}
+
+/* How wide the slices of k are, but for the last: whole super-blocks where there may be any, and whole panels of the product that made the input. */
+static uint32_t slice_width(enum form form, uint32_t cols)
+{
+    uint32_t most = form == Q8 ? MAX_Q8_SLICE : MAX_SLICE, n = (cols + most - 1) / most;
+    return cols % 256 == 0 ? most / 256 * 256 : ((cols + n - 1) / n + 31) / 32 * 32;
 }
 
 static size_t form_bytes(enum form form, size_t n)
@@ -257,7 +255,7 @@ static size_t form_bytes(enum form form, size_t n)
 static void put(const eng_linear *l, void *input, enum form form, size_t t, size_t tokens, uint32_t cols, size_t from, const float *x, size_t ldx,
                 size_t n)
 {
-    size_t slice = slice_width(cols);
+    size_t slice = slice_width(form, cols);
     char *at = (char *)input + form_bytes(form, from / slice * slice * l->max_tokens + t * slice + from % slice);
     for (size_t i = 0; i < tokens; i++, at += form_bytes(form, slice), x += ldx)
         if (form == Q8)
@@ -272,7 +270,7 @@ void eng_linear_input(eng_linear *l, const eng_weight *const *w, uint32_t n, uin
 {
     uint32_t cols = w[0]->cols;
     enum form form = form_of(l, w, n);
-    size_t slice = slice_width(cols);
+    size_t slice = slice_width(form, cols);
     for (size_t from = 0; from < cols; from += slice)
         put(l, l->input, form, t, 1, cols, from, x + from, 0, min_size(slice, cols - from));
 }
@@ -394,8 +392,8 @@ static void run(product *p)
         eng_pool_run(l->pool, "input", input_task, p, (p->n_tokens + p->tokens - 1) / p->tokens);
     }
     p->rows = ENG_NR;
-    p->slice = slice_width(cols);
     p->form = form_of(l, p->w, p->n_weights);
+    p->slice = slice_width(p->form, cols);
     uint32_t panels = cut_rows(p), want = threads == 1 || !panels ? 1 : threads * 4 / panels + 1;
     p->n_blocks = p->n_tokens / MIN_TOKENS < want ? p->n_tokens / MIN_TOKENS : want;
     if (!p->n_blocks)

@@ -252,6 +252,28 @@ bool eng_type_has_min(eng_type t)
     return t == ENG_Q4_1 || t == ENG_Q5_1 || t == ENG_Q2_K || t == ENG_Q4_K || t == ENG_Q5_K;
 }
 
+int eng_type_bits(eng_type t)
+{
+    switch (t) {
+    case ENG_Q2_K:
+        return 2;
+    case ENG_Q3_K:
+        return 3;
+    case ENG_Q4_0:
+    case ENG_Q4_1:
+    case ENG_Q4_K:
+        return 4;
+    case ENG_Q5_0:
+    case ENG_Q5_1:
+    case ENG_Q5_K:
+        return 5;
+    case ENG_Q6_K:
+        return 6;
+    default:
+        return 8;
+    }
+}
+
 size_t eng_type_part(eng_type t)
 {
     return t == ENG_Q2_K || t == ENG_Q3_K || t == ENG_Q6_K ? 16 : 32;

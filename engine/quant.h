@@ -72,6 +72,7 @@ typedef struct {
 } eng_codes;
 
 bool eng_type_has_min(eng_type type);
+int eng_type_bits(eng_type type);    /* of a code: q below is in [0, 2^bits) of types with a minimum, else in [-2^bits / 2, 2^bits / 2) */
 size_t eng_type_part(eng_type type); /* elements that share a scale: 16 or 32; of a type with blocks */
 void eng_unpack(eng_type type, const void *block, eng_codes *ret); /* one block of a type with blocks */
 
