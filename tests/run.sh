@@ -143,12 +143,12 @@ fi
 heading "Python tests"
 if python3 -m venv build/venv && build/venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt; then
     rm -f build/pytest.xml
-    RETRIEVALD=$root/build/server/retrievald build/venv/bin/python -m pytest -q -p no:cacheprovider --junitxml=build/pytest.xml tests
+    RETRIEVALD=$root/build/server/retrievald build/venv/bin/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --junitxml=build/pytest.xml tests
     count build/pytest.xml "Python tests" $?
     heading "HTTP tests, the server under the sanitizers"
     rm -f build/pytest-asan.xml
     ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 RETRIEVALD_FAKE_BIN=$root/build-asan/tests/retrievald-fake \
-        build/venv/bin/python -m pytest -q -p no:cacheprovider --junitxml=build/pytest-asan.xml tests/http --ignore=tests/http/test_real.py
+        build/venv/bin/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --junitxml=build/pytest-asan.xml tests/http --ignore=tests/http/test_real.py
     count build/pytest-asan.xml "HTTP tests (build-asan)" $?
 else
     broken "the Python tests' packages cannot be installed"
