@@ -22,6 +22,7 @@ typedef struct {
     const eng_bench_params *p;
     idx_rows keys, values;
     idx_queries train;
+    float power[ENG_BENCH_MAX_DIM]; /* of the training queries */
     float *k, *v;   /* widened */
     float *q;       /* [n_steps][group][dim] */
     uint16_t *train_q;
@@ -61,16 +62,12 @@ typedef struct {
 
 static int build_codes(const bench *b, idx_builder **ret)
 {
-    float power[ENG_BENCH_MAX_DIM];
-    idx_query_power(&b->train, b->h->dim, power);
-    return idx_builder_new_codes(&b->keys, &b->values, power, 8, NULL, ret);
+    return idx_builder_new_codes(&b->keys, &b->values, b->power, 8, NULL, ret);
 }
 
 static int build_int4(const bench *b, idx_builder **ret)
 {
-    float power[ENG_BENCH_MAX_DIM];
-    idx_query_power(&b->train, b->h->dim, power);
-    return idx_builder_new_codes(&b->keys, &b->values, power, 4, NULL, ret);
+    return idx_builder_new_codes(&b->keys, &b->values, b->power, 4, NULL, ret);
 }
 
 static int build_graph(const bench *b, idx_builder **ret)
@@ -526,6 +523,7 @@ static int take_train(bench *b, const eng_bench_head *h)
     for (uint32_t i = 0; i < h->n_train; i++)
         b->train_pos[i] = h->train_pos ? h->train_pos[i] : (uint32_t)((uint64_t)(i + 1) * h->n / h->n_train) - 1;
     b->train = (idx_queries){b->train_q, b->train_pos, h->n_train, h->group};
+    idx_query_power(&b->train, h->dim, b->power);
     return 0;
 }
 

@@ -35,7 +35,8 @@ struct idx_codes_build {
     uint8_t *memory; /* the caller's, for the arena; NULL: its own */
     idx_rows values;
     double *key_sum, *key_squares; /* [dim] */
-    float *query_power; /* [dim]; NULL: not known */
+    const float *query_power; /* [dim]; NULL: not known */
+    float *own_power;   /* what it is a copy in, of lists */
     uint32_t n_finite;
     double noise; /* sum of squared errors of a dimension */
     float *mean, *unit, *inverse_unit; /* [dim_pad] */
@@ -44,6 +45,8 @@ struct idx_codes_build {
     uint32_t quads, run, lo, hi, n_cent, n_cent_pad, stride, round;
     run_stage stage;
     float inverse;       /* 1 / unit of the values' bytes */
+    float *rows;         /* [16][dim_pad] */
+    /* only while there is a run at hand */
     int8_t *bytes;       /* [hi - lo + 16][4 * quads]: the values */
     uint8_t *panel;      /* [n_cent_pad / 16][quads][16][4]: centroids in half units, and 128 */
     int32_t *half;       /* [n_cent_pad]: their squared norms, in units squared */
@@ -51,77 +54,61 @@ struct idx_codes_build {
     uint32_t *counts;    /* [n_cent + 1] */
     uint32_t *assigned;  /* [hi - lo + 16] */
     uint32_t *order;     /* [hi - lo + 16]: rows */
-    float *rows;         /* [16][dim_pad] */
 
-    /* all runs so far */
+    /* all runs so far; in the caller's memory, if there is some */
     uint32_t n_clusters, max_clusters;
     uint32_t *first, *run_first; /* slots, clusters */
     uint16_t *ids;
     float *cluster_sums; /* [max_clusters][dim_pad] */
 };
 
-/* ---- layout ----------------------------------------------------------------------------------------------------- */
+/* ---- memory of a run -------------------------------------------------------------------------------------------- */
 
-uint32_t idx_codes_runs(uint32_t n)
+/* For the largest run. What is behind the rows of a smaller one is not looked at. */
+static int take_run(idx_builder *b)
 {
-    uint32_t runs = (uint32_t)(((uint64_t)n + IDX_RUN / 2) / IDX_RUN);
-    return runs ? runs : 1;
-}
-
-void idx_codes_run_rows(uint32_t n, uint32_t run, uint32_t *ret_lo, uint32_t *ret_hi)
-{
-    uint64_t runs = idx_codes_runs(n);
-    *ret_lo = (uint32_t)((uint64_t)n * run / runs);
-    *ret_hi = (uint32_t)((uint64_t)n * (run + (uint64_t)1) / runs);
-}
-
-uint32_t idx_codes_run_of(uint32_t n, uint32_t row)
-{
-    uint32_t runs = idx_codes_runs(n), run = (uint32_t)((uint64_t)row * runs / n), lo, hi;
-    for (;;) { /* the guess is at most one off */
-        idx_codes_run_rows(n, run, &lo, &hi);
-        if (row < lo)
-            run--;
-        else if (row >= hi)
-            run++;
-        else
-            return run;
+    struct idx_codes_build *s = b->codes;
+    size_t most = 0, width = (size_t)s->quads * 4;
+    for (uint32_t i = 0, lo, hi; i < idx_codes_runs(b->keys.n); i++) {
+        idx_codes_run_rows(b->keys.n, i, &lo, &hi);
+        most = hi - lo > most ? hi - lo : most;
     }
+    size_t cent = (most + IDX_CLUSTER_ROWS - 1) / IDX_CLUSTER_ROWS, cent_pad = (cent + 15) & ~(size_t)15;
+    s->bytes = idx_alloc((most + IDX_BLOCK) * width, 1);
+    s->panel = idx_alloc(cent_pad * width, 1);
+    s->half = idx_alloc(cent_pad, 4);
+    s->sums = idx_alloc(cent * width, 4);
+    s->counts = idx_alloc(cent + 1, 4);
+    s->assigned = idx_alloc(most + IDX_BLOCK, 4);
+    s->order = idx_alloc(most + IDX_BLOCK, 4);
+    if (!s->bytes || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order)
+        return -ENOMEM;
+    memset(s->bytes, 0, (most + IDX_BLOCK) * width);
+    return 0;
 }
 
-uint32_t idx_codes_max_clusters(uint32_t n)
+static void give_run(struct idx_codes_build *s)
 {
-    return n / IDX_CLUSTER_ROWS + n / IDX_MAX_CLUSTER + idx_codes_runs(n) + 1;
+    void *parts[] = {s->bytes, s->panel, s->half, s->sums, s->counts, s->assigned, s->order};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        free(parts[i]);
+    s->bytes = NULL;
+    s->panel = NULL;
+    s->half = s->sums = NULL;
+    s->counts = s->assigned = s->order = NULL;
 }
 
-uint32_t idx_codes_sum_stride(uint32_t dim)
+uint32_t idx_codes_needs(const idx_builder *b)
 {
-    return idx_dim_pad(dim);
+    uint32_t lo, hi;
+    idx_codes_run_rows(b->keys.n, b->codes->run, &lo, &hi);
+    return hi;
 }
 
-size_t idx_codes_layout(idx_kind kind, bool narrow, uint32_t n, uint32_t dim, uint32_t n_clusters, size_t ret_offset[IDX_CODE_PARTS])
+void idx_codes_rest(idx_builder *b)
 {
-    if (!n || n > IDX_MAX_ROWS || !dim || dim > IDX_MAX_DIM || !n_clusters || n_clusters > idx_codes_max_clusters(n))
-        return 0;
-    size_t blocks = ((size_t)n + IDX_BLOCK - 1) / IDX_BLOCK, dim_pad = idx_dim_pad(dim), at = sizeof(idx_header), quads = (dim + 3) / 4;
-    size_t centroids = kind == IDX_FLAT ? 0 : ((size_t)n_clusters + IDX_BLOCK - 1) / IDX_BLOCK;
-    size_t vectors = kind == IDX_CLUSTER ? 1 + IDX_DIRECTIONS : 1;
-    const size_t bytes[IDX_CODE_PARTS] = {2 * dim_pad * 4,
-                                          ((size_t)n_clusters + 1) * 4,
-                                          ((size_t)idx_codes_runs(n) + 1) * 4,
-                                          blocks * 4,
-                                          blocks * IDX_BLOCK * 2,
-                                          blocks * IDX_BLOCK * 4,
-                                          n_clusters * dim_pad * 4,
-                                          blocks * (narrow ? (dim + 7) / 8 : quads) * 64,
-                                          vectors * centroids * IDX_BLOCK * 4,
-                                          centroids * IDX_BLOCK * 4,
-                                          vectors * centroids * quads * 64};
-    for (int i = 0; i < IDX_CODE_PARTS; i++) {
-        ret_offset[i] = at;
-        at += (bytes[i] + IDX_ALIGN - 1) / IDX_ALIGN * IDX_ALIGN;
-    }
-    return at;
+    if (b->codes)
+        give_run(b->codes);
 }
 
 /* ---- clusters of one run ---------------------------------------------------------------------------------------- */
@@ -161,6 +148,10 @@ static float value_inverse(idx_builder *b)
 static void run_begin(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
+    if (!s->bytes && take_run(b) < 0) {
+        b->error = -ENOMEM;
+        return;
+    }
     idx_codes_run_rows(b->keys.n, s->run, &s->lo, &s->hi);
     uint32_t n = s->hi - s->lo;
     s->n_cent = (n + IDX_CLUSTER_ROWS - 1) / IDX_CLUSTER_ROWS;
@@ -327,8 +318,11 @@ bool idx_codes_cluster(idx_builder *b)
     struct idx_codes_build *s = b->codes;
     static void (*const stages[])(idx_builder *) = {run_begin, run_bytes, run_train, run_assign, run_order, run_sum};
     stages[s->stage](b);
-    b->at = s->lo;
-    return s->run == idx_codes_runs(b->keys.n);
+    b->at = s->stage == RUN_BEGIN ? s->hi : s->lo;
+    if (s->run < idx_codes_runs(b->keys.n))
+        return false;
+    give_run(s);
+    return true;
 }
 
 /* ---- codes ------------------------------------------------------------------------------------------------------ */
@@ -389,11 +383,19 @@ bool idx_codes_mean(idx_builder *b)
     return true;
 }
 
+/* A part of the arena, whose other bytes are 0. Parts move down, if they are in it already, and come in rising order, so none is written over. */
+static void lay(uint8_t *arena, const size_t *at, int part, const void *from, size_t bytes)
+{
+    if (bytes)
+        memmove(arena + at[part], from, bytes);
+    memset(arena + at[part] + bytes, 0, at[part + 1] - at[part] - bytes);
+}
+
 static int codes_arena_new(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
-    uint32_t n = b->keys.n, dim = b->keys.dim;
-    size_t at[IDX_CODE_PARTS], bytes = idx_codes_layout(s->kind, s->narrow, n, dim, s->n_clusters, at);
+    uint32_t n = b->keys.n, dim = b->keys.dim, clusters = s->n_clusters, blocks = (n + IDX_BLOCK - 1) / IDX_BLOCK;
+    size_t at[IDX_CODE_PARTS], bytes = idx_codes_layout(s->kind, s->narrow, n, dim, clusters, at), dim_pad = b->dim_pad;
     uint8_t *arena = s->memory ? s->memory : idx_alloc(bytes, 1);
     idx_index *ix = calloc(1, sizeof *ix);
     if (!arena || !ix) {
@@ -403,24 +405,26 @@ static int codes_arena_new(idx_builder *b)
         return -ENOMEM;
     }
     ix->borrowed = s->memory != NULL;
-    memset(arena, 0, at[7]);
-    memset(arena + at[8], 0, bytes - at[8]);
-    idx_header h = {
-        .magic = IDX_MAGIC, .version = IDX_VERSION, .kind = s->kind, .n = n, .dim = dim, .n_clusters = s->n_clusters, .bytes = bytes, .narrow = s->narrow};
+    idx_header h = {.magic = IDX_MAGIC, .version = IDX_VERSION, .kind = s->kind, .n = n, .dim = dim, .n_clusters = clusters, .bytes = bytes, .narrow = s->narrow};
+    memset(arena, 0, at[0]);
     memcpy(arena, &h, sizeof h);
-    memcpy(arena + at[0], s->mean, (size_t)b->dim_pad * 4);
-    memcpy(arena + at[0] + (size_t)b->dim_pad * 4, s->unit, (size_t)b->dim_pad * 4);
-    memcpy(arena + at[1], s->first, ((size_t)s->n_clusters + 1) * 4);
-    memcpy(arena + at[2], s->run_first, ((size_t)idx_codes_runs(n) + 1) * 4);
-    memcpy(arena + at[4], s->ids, (size_t)n * 2);
-    memcpy(arena + at[6], s->cluster_sums, (size_t)s->n_clusters * b->dim_pad * 4);
-    idx_index_bind(ix, arena, bytes);
+    lay(arena, at, 0, s->mean, dim_pad * 4);
+    memcpy(arena + at[0] + dim_pad * 4, s->unit, dim_pad * 4);
+    lay(arena, at, 1, s->first, ((size_t)clusters + 1) * 4);
+    lay(arena, at, 2, s->run_first, ((size_t)idx_codes_runs(n) + 1) * 4);
+    lay(arena, at, 3, NULL, 0);
+    const uint32_t *first = (const uint32_t *)(const void *)(arena + at[1]);
     uint32_t *of_block = (uint32_t *)(void *)(arena + at[3]);
-    for (uint32_t i = 0, c = 0; i < ix->code.n_blocks; i++) {
-        while (s->first[c + 1] <= i * IDX_BLOCK)
+    for (uint32_t i = 0, c = 0; i < blocks; i++) {
+        while (first[c + 1] <= i * IDX_BLOCK)
             c++;
         of_block[i] = c;
     }
+    lay(arena, at, 4, s->ids, (size_t)n * 2);
+    lay(arena, at, 5, NULL, 0);
+    lay(arena, at, 6, s->cluster_sums, clusters * dim_pad * 4);
+    memset(arena + at[8], 0, bytes - at[8]); /* codes come next, whole blocks; what is behind them later, of lists */
+    idx_index_bind(ix, arena, bytes);
     b->result = ix;
     return 0;
 }
@@ -496,51 +500,54 @@ void idx_codes_build_free(struct idx_codes_build *s)
 {
     if (!s)
         return;
-    void *parts[] = {s->key_sum,  s->key_squares, s->query_power, s->unit, s->inverse_unit, s->mean,  s->bytes, s->panel, s->half,      s->sums, s->counts,
-                     s->assigned, s->order, s->rows,   s->first, s->run_first, s->ids,  s->cluster_sums};
+    give_run(s);
+    void *parts[] = {s->key_sum, s->key_squares, s->own_power, s->unit, s->inverse_unit, s->mean, s->rows};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
+    void *runs[] = {s->first, s->run_first, s->ids, s->cluster_sums};
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0] && !s->memory; i++)
+        free(runs[i]);
     free(s);
+}
+
+/* What runs leave behind: in memory of the caller's as if there were as many clusters as there can be. */
+static int take_results(idx_builder *b)
+{
+    struct idx_codes_build *s = b->codes;
+    uint32_t n = b->keys.n, runs = idx_codes_runs(n);
+    size_t at[IDX_CODE_PARTS];
+    s->max_clusters = idx_codes_max_clusters(n);
+    if (s->memory) {
+        idx_codes_layout(s->kind, false, n, b->keys.dim, s->max_clusters, at);
+        s->first = (uint32_t *)(void *)(s->memory + at[1]);
+        s->run_first = (uint32_t *)(void *)(s->memory + at[2]);
+        s->ids = (uint16_t *)(void *)(s->memory + at[4]);
+        s->cluster_sums = (float *)(void *)(s->memory + at[6]);
+        return 0;
+    }
+    s->first = idx_alloc((size_t)s->max_clusters + 1, 4);
+    s->run_first = idx_alloc((size_t)runs + 1, 4);
+    s->ids = idx_alloc(n, 2);
+    s->cluster_sums = idx_alloc((size_t)s->max_clusters * b->dim_pad, 4);
+    return s->first && s->run_first && s->ids && s->cluster_sums ? 0 : -ENOMEM;
 }
 
 static int codes_memory(idx_builder *b)
 {
     struct idx_codes_build *s = b->codes;
-    uint32_t n = b->keys.n, runs = idx_codes_runs(n);
-    size_t most = 0, dim_pad = b->dim_pad;
-    for (uint32_t i = 0; i < runs; i++) {
-        uint32_t lo, hi;
-        idx_codes_run_rows(n, i, &lo, &hi);
-        most = hi - lo > most ? hi - lo : most;
-    }
-    size_t cent = (most + IDX_CLUSTER_ROWS - 1) / IDX_CLUSTER_ROWS, cent_pad = (cent + 15) & ~(size_t)15;
+    size_t dim_pad = b->dim_pad;
     s->quads = (b->keys.dim + 3) / 4;
-    size_t width = (size_t)s->quads * 4;
-    s->max_clusters = idx_codes_max_clusters(n);
     s->key_sum = calloc(b->keys.dim, sizeof *s->key_sum);
     s->key_squares = calloc(b->keys.dim, sizeof *s->key_squares);
     s->mean = idx_alloc(dim_pad, 4);
     s->unit = idx_alloc(dim_pad, 4);
     s->inverse_unit = idx_alloc(dim_pad, 4);
-    s->bytes = idx_alloc((most + IDX_BLOCK) * width, 1);
-    s->panel = idx_alloc(cent_pad * width, 1);
-    s->half = idx_alloc(cent_pad, 4);
-    s->sums = idx_alloc(cent * width, 4);
-    s->counts = idx_alloc(cent + 1, 4);
-    s->assigned = idx_alloc(most + IDX_BLOCK, 4);
-    s->order = idx_alloc(most + IDX_BLOCK, 4);
     s->rows = idx_alloc(IDX_BLOCK * dim_pad, 4);
-    s->first = idx_alloc((size_t)s->max_clusters + 1, 4);
-    s->run_first = idx_alloc((size_t)runs + 1, 4);
-    s->ids = idx_alloc(n, 2);
-    s->cluster_sums = idx_alloc(s->max_clusters * dim_pad, 4);
-    if (!s->key_sum || !s->key_squares || !s->mean || !s->unit || !s->inverse_unit || !s->bytes || !s->panel || !s->half || !s->sums || !s->counts || !s->assigned || !s->order || !s->rows ||
-        !s->first || !s->run_first || !s->ids || !s->cluster_sums)
+    if (!s->key_sum || !s->key_squares || !s->mean || !s->unit || !s->inverse_unit || !s->rows)
         return -ENOMEM;
     memset(s->mean, 0, dim_pad * 4);
-    memset(s->bytes, 0, (most + IDX_BLOCK) * width);
     memset(s->rows, 0, IDX_BLOCK * dim_pad * 4);
-    return 0;
+    return take_results(b);
 }
 
 static bool rows_fit(const idx_rows *r)
@@ -557,6 +564,7 @@ int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *val
     if (!b)
         return -ENOMEM;
     b->keys = *keys;
+    b->there = keys->n;
     b->k = idx_kernels_get();
     b->dim_pad = idx_dim_pad(keys->dim);
     b->codes = calloc(1, sizeof *b->codes);
@@ -597,10 +605,10 @@ void idx_query_power(const idx_queries *q, uint32_t dim, float *ret)
 
 int idx_codes_build_queries(idx_builder *b, const float *power)
 {
-    b->codes->query_power = idx_alloc(b->keys.dim, sizeof *power);
-    if (!b->codes->query_power)
+    b->codes->query_power = b->codes->own_power = idx_alloc(b->keys.dim, sizeof *power);
+    if (!b->codes->own_power)
         return -ENOMEM;
-    memcpy(b->codes->query_power, power, b->keys.dim * sizeof *power);
+    memcpy(b->codes->own_power, power, b->keys.dim * sizeof *power);
     return 0;
 }
 
@@ -611,17 +619,14 @@ void idx_codes_build_points(idx_builder *b, const idx_rows *points)
 
 int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, uint32_t bits, void *memory, idx_builder **ret)
 {
-    static const idx_phase phases[] = {{idx_codes_mean, .05f}, {idx_codes_cluster, .85f}, {idx_codes_emit, .1f}};
+    static const idx_phase phases[] = {{idx_codes_cluster, .85f}, {idx_codes_mean, .05f}, {idx_codes_emit, .1f}}; /* clusters need only a run's rows */
     idx_builder *b;
     if (bits != 8 && bits != 4)
         return -EINVAL;
     int r = idx_codes_build_new(IDX_FLAT, keys, values, memory, &b);
     if (r < 0)
         return r;
-    if (query_power && idx_codes_build_queries(b, query_power) < 0) {
-        idx_builder_free(b);
-        return -ENOMEM;
-    }
+    b->codes->query_power = query_power;
     b->codes->narrow = bits == 4;
     b->phases = phases;
     b->n_phases = sizeof phases / sizeof *phases;

@@ -78,6 +78,7 @@ int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_gr
     if (!b)
         return -ENOMEM;
     b->keys = *keys;
+    b->there = keys->n;
     b->train = *train;
     b->params = *params;
     b->phases = phases;
@@ -182,9 +183,24 @@ static bool past(uint64_t deadline_ns)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec >= deadline_ns;
 }
 
+void idx_builder_rows(idx_builder *b, uint32_t rows)
+{
+    b->there = rows < b->keys.n ? rows : b->keys.n;
+}
+
+uint32_t idx_builder_needs(const idx_builder *b)
+{
+    bool clusters = b->phase < b->n_phases && b->phases[b->phase].step == idx_codes_cluster;
+    return clusters ? idx_codes_needs(b) : b->keys.n;
+}
+
 int idx_builder_step(idx_builder *b, uint64_t deadline_ns)
 {
     while (b->phase < b->n_phases && !b->error) {
+        if (b->there < idx_builder_needs(b)) {
+            idx_codes_rest(b);
+            return 2;
+        }
         if (b->phases[b->phase].step(b)) {
             b->phase++;
             b->at = 0;

@@ -36,6 +36,7 @@ struct idx_builder {
     const idx_kernels *k;
     uint32_t dim_pad, n_queries; /* train.m * train.group */
     int phase, error;
+    uint32_t there; /* rows that can be read */
     uint64_t at;
     uint32_t sub;
 
@@ -82,6 +83,8 @@ void idx_codes_build_free(struct idx_codes_build *c);
 bool idx_codes_mean(idx_builder *b);
 bool idx_codes_cluster(idx_builder *b);
 bool idx_codes_emit(idx_builder *b);
+uint32_t idx_codes_needs(const idx_builder *b); /* rows, while idx_codes_cluster is at work */
+void idx_codes_rest(idx_builder *b);            /* and nothing more can be done for now */
 /* v: a key less the mean, padded with zeros; codes: its first four bytes in its block. Returns its scale, NaN if v isn't finite. */
 float idx_codes_encode(const idx_builder *b, float *v, uint32_t quads, uint8_t *codes);
 /* codes_narrow.c: the same in four bits, of v in units; *ret_error: the sum of its squared errors. */

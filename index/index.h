@@ -72,7 +72,7 @@ typedef struct idx_builder idx_builder;
 int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret);
 
 /* Starts a build of codes of 8 bits, or 4 to compare, over keys [n][dim] and the values [n][dim] that belong to them. query_power [dim]: how large queries are in each dimension, squared, in any
- * unit, or NULL: alike in all; copied. memory: NULL, or where the index shall lie, 64-byte aligned, idx_max_bytes() that outlive it. Errors as above. */
+ * unit, or NULL: alike in all; borrowed, and read when all rows are there. memory: NULL, or where the index shall lie, 64-byte aligned, idx_max_bytes() that outlive it. Errors as above. */
 int idx_builder_new_codes(const idx_rows *keys, const idx_rows *values, const float *query_power, uint32_t bits, void *memory, idx_builder **ret);
 size_t idx_max_bytes(idx_kind kind, uint32_t n, uint32_t dim); /* of an index (a graph with default parameters), at most; 0: no such index */
 void idx_query_power(const idx_queries *q, uint32_t dim, float *ret); /* [dim]: mean squares; 0: no queries */
@@ -80,18 +80,17 @@ void idx_query_power(const idx_queries *q, uint32_t dim, float *ret); /* [dim]: 
 /* The same in the order of clusters of keys: lists (IDX_CLUSTER, IDX_IVF). A key that isn't finite ends the build with -EINVAL. */
 int idx_builder_new_lists(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, idx_builder **ret);
 
+/* Only [0, rows) can be read so far: the rest of what is indexed is on its way. Codes are then built as far as that goes, nearly all of a run's in one; other kinds need all.
+ * idx_builder_needs: how many must be there for the build to go on. */
+void idx_builder_rows(idx_builder *b, uint32_t rows);
+uint32_t idx_builder_needs(const idx_builder *b);
+
 /* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked at least every millisecond or so; 0 = no limit).
- * 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut. */
+ * 2: rows are missing, 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut, nor on when rows came. */
 int idx_builder_step(idx_builder *b, uint64_t deadline_ns);
-
-/* Share of the work done so far, 0..1. */
-float idx_builder_progress(const idx_builder *b);
-
-/* Takes the finished index out of a builder whose step returned 0. */
-int idx_builder_finish(idx_builder *b, idx_index **ret);
-
+float idx_builder_progress(const idx_builder *b); /* share of the work done so far, 0..1 */
+int idx_builder_finish(idx_builder *b, idx_index **ret); /* takes the finished index out of a builder whose step returned 0 */
 void idx_builder_free(idx_builder *b); /* NULL and half-built are fine */
-
 void idx_free(idx_index *ix);
 
 /* An index is one relocatable block of bytes without pointers; these are what a segment file stores. */

@@ -55,10 +55,9 @@ static inline bool is_flat(idx_kind kind)
     return kind == IDX_FLAT || (int)kind == FOUR_BITS;
 }
 
-/* memory: of flat only. */
-static inline int builder_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, void *memory, idx_builder **ret)
+/* memory: of flat only. power [dim]: for as long as the builder is. */
+static inline int builder_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, const idx_queries *train, float *power, void *memory, idx_builder **ret)
 {
-    float power[1024];
     idx_query_power(train, keys->dim, power);
     return is_flat(kind) ? idx_builder_new_codes(keys, values, power, kind == IDX_FLAT ? 8 : 4, memory, ret) : idx_builder_new_lists(kind, keys, values, train, ret);
 }
@@ -68,7 +67,8 @@ static inline idx_index *build_in(idx_kind kind, const idx_rows *keys, const idx
     idx_builder *b;
     idx_index *ix;
     int r;
-    MUST(builder_new(kind, keys, values, train, memory, &b) == 0);
+    float power[1024];
+    MUST(builder_new(kind, keys, values, train, power, memory, &b) == 0);
     while ((r = idx_builder_step(b, slice_ns)) == 1) {
     }
     MUST(r == 0);

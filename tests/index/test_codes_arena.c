@@ -85,8 +85,8 @@ START_TEST(steps_change_nothing)
     /* a build may be dropped at any point */
     for (int steps = 0; steps < 200; steps += 13) {
         idx_builder *w;
-        ck_assert_int_eq(builder_new(kind, &keys, &values, &train, NULL, &w), 0);
-        float progress = 0, now;
+        float progress = 0, now, power[DIM];
+        ck_assert_int_eq(builder_new(kind, &keys, &values, &train, power, NULL, &w), 0);
         bool rises = true;
         for (int i = 0; i < steps && idx_builder_step(w, 1) == 1; i++, progress = now) {
             now = idx_builder_progress(w);
@@ -96,6 +96,62 @@ START_TEST(steps_change_nothing)
         ck_assert_int_eq(steps < 180 ? 0 : idx_builder_step(w, 0), 0);
         ck_assert(steps < 180 || idx_builder_progress(w) > .98f);
         idx_builder_free(w);
+    }
+    free(k);
+    free(v);
+}
+END_TEST
+
+/* Codes of rows that come while the build is at work: the same bytes as of rows that were there, and a run's clusters are made as soon as its rows are. Before they come, rows are
+ * no numbers; so is what is known of the queries. */
+START_TEST(rows_as_they_come)
+{
+    enum { N = 21000, DIM = 20 };
+    _Float16 *k = random_rows((size_t)N * DIM, 1), *v = random_rows((size_t)N * DIM, 1), *got[2];
+    idx_rows keys = {k, DIM * 2, N, DIM, IDX_F16}, values = {v, DIM * 2, N, DIM, IDX_F16};
+    float power[DIM], sizes[DIM];
+    for (uint32_t j = 0; j < DIM; j++)
+        power[j] = (float)(j + 1);
+    for (int turn = 0; turn < 4; turn++) {
+        uint32_t bits = turn % 2 ? 4 : 8, step = turn < 2 ? 977 : 8000, there = 0;
+        idx_builder *b;
+        idx_index *whole, *ix;
+        void *memory = turn % 2 ? NULL : need(aligned_alloc(64, (idx_max_bytes(IDX_FLAT, N, DIM) + 63) & ~(size_t)63));
+        MUST(idx_builder_new_codes(&keys, &values, power, bits, NULL, &b) == 0);
+        ck_assert_int_eq(idx_builder_step(b, 0), 0);
+        MUST(idx_builder_finish(b, &whole) == 0);
+        idx_builder_free(b);
+        for (int i = 0; i < 2; i++) {
+            got[i] = need(malloc((size_t)N * DIM * 2));
+            memset(got[i], 0xff, (size_t)N * DIM * 2);
+        }
+        memset(sizes, 0xff, sizeof sizes);
+        idx_rows new_keys = {got[0], DIM * 2, N, DIM, IDX_F16}, new_values = {got[1], DIM * 2, N, DIM, IDX_F16};
+        MUST(idx_builder_new_codes(&new_keys, &new_values, sizes, bits, memory, &b) == 0);
+        for (int r = 2; r;) {
+            uint32_t n = there + step < N ? there + step : N;
+            memcpy(got[0] + (size_t)there * DIM, k + (size_t)there * DIM, (size_t)(n - there) * DIM * 2);
+            memcpy(got[1] + (size_t)there * DIM, v + (size_t)there * DIM, (size_t)(n - there) * DIM * 2);
+            there = n;
+            if (there == N)
+                memcpy(sizes, power, sizeof sizes);
+            idx_builder_rows(b, there);
+            while ((r = idx_builder_step(b, 1)) == 1) {
+            }
+            ck_assert_int_eq(r, there < N ? 2 : 0);
+            ck_assert_uint_gt(idx_builder_needs(b) + (there == N), there);
+            ck_assert_float_ge(idx_builder_progress(b), there < N / 3 ? 0 : there < 2 * N / 3 ? .28f : .56f);
+        }
+        MUST(idx_builder_finish(b, &ix) == 0);
+        idx_builder_free(b);
+        size_t na, nb;
+        const void *pa = idx_arena(whole, &na), *pb = idx_arena(ix, &nb);
+        ck_assert(na == nb && !memcmp(pa, pb, na));
+        idx_free(whole);
+        idx_free(ix);
+        free(memory);
+        free(got[0]);
+        free(got[1]);
     }
     free(k);
     free(v);
@@ -180,6 +236,7 @@ int main(void)
     tcase_add_loop_test(t, not_numbers, 0, (int)idx_cpu_detect() + 1);
     tcase_add_test(t, levels_agree);
     tcase_add_loop_test(t, steps_change_nothing, 0, N_KINDS);
+    tcase_add_test(t, rows_as_they_come);
     tcase_add_loop_test(t, damage, 0, N_KINDS);
     suite_add_tcase(s, t);
     rng = t_seed(7);
