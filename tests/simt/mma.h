@@ -30,48 +30,71 @@ template <class F, class T> static inline void fill_fragment(F &f, T v)
         x = v;
 }
 
-/* Where element e of this lane is in memory. */
-static inline size_t simt_element(int e, unsigned ld, bool by_rows)
-{
-    unsigned i = simt_self->lane * 8 + (unsigned)e;
-    return by_rows ? (size_t)(i / 16) * ld + i % 16 : (size_t)(i % 16) * ld + i / 16;
-}
+/* A tile in memory, which the last lane that comes to it moves for all of them. no_sanitize: fragments are on other threads' stacks. */
+template <class T, bool store> struct simt_tile {
+    T *x; /* the lane's elements */
+    std::conditional_t<store, T, const T> *p;
+    unsigned ld;
+    bool by_rows;
+
+    __attribute__((noinline)) static void read(T *to, const T *p, unsigned ld, bool by_rows)
+    {
+        for (unsigned i = 0; i < 16; i++)
+            for (unsigned j = 0; j < 16; j++)
+                to[by_rows ? i * 16 + j : j * 16 + i] = p[(size_t)i * ld + j];
+    }
+
+    __attribute__((noinline)) static void write(T *p, const T *from, unsigned ld, bool by_rows)
+    {
+        for (unsigned i = 0; i < 16; i++)
+            for (unsigned j = 0; j < 16; j++)
+                p[(size_t)i * ld + j] = from[by_rows ? i * 16 + j : j * 16 + i];
+    }
+
+    __attribute__((no_sanitize("thread"))) static void work(void *const *of_lanes)
+    {
+        const simt_tile *mine = (const simt_tile *)of_lanes[0];
+        T tile[256];
+        for (int i = 0; i < 32; i++) {
+            const simt_tile *other = (const simt_tile *)of_lanes[i];
+            if (other->p != mine->p || other->ld != mine->ld)
+                simt_fault("a tile at %p with rows %u apart, and in lane %d at %p with %u", (const void *)mine->p, mine->ld, i, (const void *)other->p, other->ld);
+            if (store)
+                memcpy(tile + i * 8, other->x, sizeof(T) * 8);
+        }
+        if constexpr (store)
+            return write(mine->p, tile, mine->ld, mine->by_rows);
+        read(tile, mine->p, mine->ld, mine->by_rows);
+        for (int i = 0; i < 32; i++)
+            memcpy(((const simt_tile *)of_lanes[i])->x, tile + i * 8, sizeof(T) * 8);
+    }
+};
 
 /* The pointer's alignment and ld are as CUDA demands: 32 bytes, 16 bytes. */
-static inline void simt_check_tile(const void *p, size_t bytes_of_row)
+template <bool store, class T, class P> static inline void simt_move_tile(T *x, P *p, unsigned ld, bool by_rows, int line)
 {
-    if ((uintptr_t)p % 32 || bytes_of_row % 16)
-        simt_fault("a tile at %p with rows of %zu bytes: 32 and 16 must divide these", p, bytes_of_row);
+    if ((uintptr_t)p % 32 || ld * sizeof(T) % 16)
+        simt_fault("a tile at %p with rows of %zu bytes: 32 and 16 must divide these", (const void *)p, ld * sizeof(T));
+    simt_tile<T, store> mine = {x, p, ld, by_rows};
+    simt_warp_work(&mine, simt_tile<T, store>::work, true, line);
 }
 
 template <class Use, class T, class Layout>
 static inline void load_matrix_sync(fragment<Use, 16, 16, 16, T, Layout> &f, const T *p, unsigned ld, SIMT_LINE)
 {
-    simt_check_tile(p, ld * sizeof(T));
-    simt_warp_sync(~0u, line);
-    for (int e = 0; e < f.num_elements; e++)
-        f.x[e] = p[simt_element(e, ld, std::is_same_v<Layout, row_major>)];
-    simt_warp_sync(~0u, line);
+    simt_move_tile<false>(f.x, p, ld, std::is_same_v<Layout, row_major>, line);
 }
 
 template <class T>
 static inline void load_matrix_sync(fragment<accumulator, 16, 16, 16, T> &f, const T *p, unsigned ld, layout_t layout, SIMT_LINE)
 {
-    simt_check_tile(p, ld * sizeof(T));
-    simt_warp_sync(~0u, line);
-    for (int e = 0; e < f.num_elements; e++)
-        f.x[e] = p[simt_element(e, ld, layout == mem_row_major)];
-    simt_warp_sync(~0u, line);
+    simt_move_tile<false>(f.x, p, ld, layout == mem_row_major, line);
 }
 
 template <class T>
 static inline void store_matrix_sync(T *p, const fragment<accumulator, 16, 16, 16, T> &f, unsigned ld, layout_t layout, SIMT_LINE)
 {
-    simt_check_tile(p, ld * sizeof(T));
-    simt_warp_sync(~0u, line);
-    for (int e = 0; e < f.num_elements; e++)
-        p[simt_element(e, ld, layout == mem_row_major)] = f.x[e];
-    simt_warp_sync(~0u, line);
+    simt_move_tile<true>(const_cast<T *>(f.x), p, ld, layout == mem_row_major, line);
 }
 
 template <class D, class A, class B, class C> struct simt_product {
@@ -106,7 +129,7 @@ static inline void mma_sync(fragment<accumulator, 16, 16, 16, float> &d, const f
     simt_product<std::remove_reference_t<decltype(d)>, std::remove_const_t<std::remove_reference_t<decltype(a)>>,
                  std::remove_const_t<std::remove_reference_t<decltype(b)>>, std::remove_const_t<std::remove_reference_t<decltype(c)>>>
         mine = {&d, &a, &b, &c};
-    simt_warp_work(&mine, decltype(mine)::work, line);
+    simt_warp_work(&mine, decltype(mine)::work, false, line);
 }
 
 } // namespace wmma

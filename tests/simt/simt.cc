@@ -472,7 +472,7 @@ uint32_t simt_warp_syncs()
     return simt_self->warp->syncs;
 }
 
-void simt_warp_work(void *mine, void (*work)(void *const *of_lanes), int line)
+void simt_warp_work(void *mine, void (*work)(void *const *of_lanes), bool orders, int line)
 {
     simt_warp *w = simt_self->warp;
     w->value[simt_self->lane] = (uint64_t)(uintptr_t)mine;
@@ -481,7 +481,9 @@ void simt_warp_work(void *mine, void (*work)(void *const *of_lanes), int line)
         void *of_lanes[SIMT_WARP];
         for (int i = 0; i < SIMT_WARP; i++)
             of_lanes[i] = (void *)(uintptr_t)w->value[i];
+        w->syncs += orders;
         work(of_lanes);
+        w->syncs += orders;
     } else {
         wait();
     }

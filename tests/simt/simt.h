@@ -46,8 +46,8 @@ unsigned simt_barrier(bool predicate, int line);
 uint64_t simt_shuffle(unsigned mask, uint64_t value, unsigned source, int line);
 unsigned simt_ballot(unsigned mask, bool predicate, int line);
 void simt_warp_sync(unsigned mask, int line);
-/* All 32 lanes come with something of theirs; the last one calls work(of all lanes). */
-void simt_warp_work(void *mine, void (*work)(void *const *of_lanes), int line);
+/* All 32 lanes come with something of theirs; the last one calls work(of all lanes). orders: what they did before, what it does and what they do after is in order, as by __syncwarp. */
+void simt_warp_work(void *mine, void (*work)(void *const *of_lanes), bool orders, int line);
 
 /* ---- launches --------------------------------------------------------------------------------------------------------- */
 
