@@ -56,14 +56,12 @@ int eng_attn_setup(eng_attn *a, const eng_attention *policy, const eng_view *vie
 void eng_attn_step(eng_attn *a, const eng_view *view, uint32_t n_keys);
 void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *out);
 
-/* The same where somebody else (the GPU) has the keys of positions [0, sink) and [local, n_keys) and attends them at the same time. eng_attn_window: of
- * these, which ones the step at hand reads densely in this layer. eng_attn_decode_rest: all the layer's keys but those, as one part a query head: m, l
- * [n_head], o [n_head][d]; q as above. Whether there are any says eng_attn_has_rest; a layer
- * without is counted by eng_attn_count_window. */
-void eng_attn_window(eng_attn *a, uint32_t layer, uint32_t *io_sink, uint32_t *io_local);
-bool eng_attn_has_rest(eng_attn *a, uint32_t layer, uint32_t sink, uint32_t local);
-void eng_attn_count_window(eng_attn *a, uint32_t layer);
-void eng_attn_decode_rest(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, uint32_t sink, uint32_t local, float *m, float *l, float *o);
+/* The same where somebody else (the GPU) has the keys of positions [0, sink) and [local, n_keys) and attends them at the same time. eng_attn_share begins the layer: of
+ * these, which ones the step at hand reads densely in it, and whether it reads any others. Those are left to eng_attn_decode_rest, as one part a query head: m, l [n_head],
+ * o [n_head][d]; q as above. A layer without is counted by eng_attn_count_window. */
+bool eng_attn_share(eng_attn *a, uint32_t layer, uint32_t *io_sink, uint32_t *io_local);
+void eng_attn_count_window(eng_attn *a);
+void eng_attn_decode_rest(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *m, float *l, float *o);
 
 const eng_attn_counts *eng_attn_counted(const eng_attn *a);
 

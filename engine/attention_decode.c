@@ -344,7 +344,7 @@ static const attn_plan *plan_of(eng_attn *a, uint32_t layer)
 }
 
 /* What a plan leaves when [0, sink) and [local, n_keys) are attended elsewhere. */
-static const attn_plan *plan_rest(eng_attn *a, const attn_plan *whole, uint32_t sink, uint32_t local)
+static void plan_rest(eng_attn *a, const attn_plan *whole, uint32_t sink, uint32_t local)
 {
     attn_plan *p = &a->rest;
     *p = (attn_plan){.blocks = p->blocks, .retrieve_lo = whole->retrieve_lo, .retrieve_hi = whole->retrieve_hi, .n_coded = whole->n_coded};
@@ -363,21 +363,16 @@ static const attn_plan *plan_rest(eng_attn *a, const attn_plan *whole, uint32_t 
     p->n_bounds = p->n_blocks - n;
     p->n_blocks = n;
     p->n_dense = whole->n_dense;
-    return p;
 }
 
-void eng_attn_window(eng_attn *a, uint32_t layer, uint32_t *io_sink, uint32_t *io_local)
+bool eng_attn_share(eng_attn *a, uint32_t layer, uint32_t *io_sink, uint32_t *io_local)
 {
     const attn_plan *p = plan_of(a, layer);
     uint32_t sink = p->sink < *io_sink ? p->sink : *io_sink, local = p->local > *io_local ? p->local : *io_local;
     *io_sink = sink;
     *io_local = local > sink ? local : sink;
-}
-
-bool eng_attn_has_rest(eng_attn *a, uint32_t layer, uint32_t sink, uint32_t local)
-{
-    const attn_plan *p = plan_rest(a, plan_of(a, layer), sink, local);
-    return p->n_blocks || p->retrieve_hi > p->retrieve_lo;
+    plan_rest(a, p, *io_sink, *io_local);
+    return a->rest.n_blocks || a->rest.retrieve_hi > a->rest.retrieve_lo;
 }
 
 static void dense_task(eng_attn *a, uint32_t task, uint32_t worker)
@@ -665,18 +660,18 @@ void eng_attn_decode(eng_attn *a, const eng_view *view, uint32_t layer, const fl
     attend(a, view, layer, plan_of(a, layer), q, out);
 }
 
-void eng_attn_count_window(eng_attn *a, uint32_t layer)
+void eng_attn_count_window(eng_attn *a)
 {
-    uint64_t n = plan_of(a, layer)->n_dense;
+    uint64_t n = a->rest.n_dense;
     a->counts.attended += n * a->n_head;
     a->counts.dense += n * a->shape->n_head_kv;
 }
 
-void eng_attn_decode_rest(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, uint32_t sink, uint32_t local, float *m, float *l, float *o)
+void eng_attn_decode_rest(eng_attn *a, const eng_view *view, uint32_t layer, const float *q, float *m, float *l, float *o)
 {
     a->rest_m = m;
     a->rest_l = l;
-    attend(a, view, layer, plan_rest(a, plan_of(a, layer), sink, local), q, o);
+    attend(a, view, layer, &a->rest, q, o);
     a->rest_m = a->rest_l = NULL;
 }
 

@@ -74,7 +74,7 @@ static void store_layers(eng_gpu *u, uint32_t from, uint32_t to)
 }
 
 /* The host's part of the layer, behind the window's: *io_stored layers have been stored before. */
-static int attend_rest(eng_gpu *u, eng_attn *attn, uint32_t i, uint32_t sink, uint32_t local, uint32_t *io_stored)
+static int attend_rest(eng_gpu *u, eng_attn *attn, uint32_t i, uint32_t *io_stored)
 {
     size_t heads = u->p.model->n_head, d = u->p.model->head_dim, at = u->n_parts * heads;
     int r = gpu_finish(u->g, u->copied[0]);
@@ -82,7 +82,7 @@ static int attend_rest(eng_gpu *u, eng_attn *attn, uint32_t i, uint32_t sink, ui
         return r;
     store_layers(u, *io_stored, i + 1);
     *io_stored = i + 1;
-    eng_attn_decode_rest(attn, u->run->view, u->first + i, u->host_layers + (size_t)i * (u->n_q + 2 * u->n_kv), sink, local, u->host_m, u->host_l, u->host_o);
+    eng_attn_decode_rest(attn, u->run->view, u->first + i, u->host_layers + (size_t)i * (u->n_q + 2 * u->n_kv), u->host_m, u->host_l, u->host_o);
     gpu_copy(u->g, GPU_COMPUTE, u->parts.m + at, u->host_m, heads * sizeof(float));
     gpu_copy(u->g, GPU_COMPUTE, u->parts.l + at, u->host_l, heads * sizeof(float));
     return gpu_copy(u->g, GPU_COMPUTE, u->parts.o + at * d, u->host_o, heads * d * sizeof(float));
@@ -94,18 +94,18 @@ static int attend(eng_gpu *u, eng_attn *attn, uint32_t i, const float *q, uint32
     uint32_t layer = u->first + i, end = u->run->pos + 1, sink = end < ENG_GPU_SINK ? end : ENG_GPU_SINK, local = window_begin(end);
     gpu_rows runs[3];
     local = local < end ? local : end;
-    eng_attn_window(attn, layer, &sink, &local);
+    bool rest = eng_attn_share(attn, layer, &sink, &local);
     uint32_t n_runs = runs_of(sink, local, end, runs), n_parts = u->n_parts;
     uint32_t mark = gpul_mark_begin(u, GPU_COMPUTE, "window", layer);
     gpu_attend(u->g, &u->parts, n_parts, q, 1 / sqrtf((float)s->head_dim), &u->layers[i].window, runs, n_runs);
     gpul_mark_end(u, mark);
-    if (eng_attn_has_rest(attn, layer, sink, local)) {
-        int r = attend_rest(u, attn, i, sink, local, io_stored);
+    if (rest) {
+        int r = attend_rest(u, attn, i, io_stored);
         if (r < 0)
             return r;
         n_parts++;
     } else {
-        eng_attn_count_window(attn, layer);
+        eng_attn_count_window(attn);
     }
     return gpu_merge(u->g, u->o, &u->parts, n_parts, s->n_head_kv * s->group, s->head_dim);
 }

@@ -642,10 +642,9 @@ START_TEST(rest_and_elsewhere)
             decode(&f, policy, n, N - 2600, whole);
             mid = *eng_attn_counted(f.attn);
             eng_attn_step(f.attn, &f.view, n);
-            eng_attn_window(f.attn, 1, &sink, &local);
+            bool rest = eng_attn_share(f.attn, 1, &sink, &local);
             ck_assert_uint_le(sink, local);
-            bool rest = eng_attn_has_rest(f.attn, 1, sink, local);
-            eng_attn_decode_rest(f.attn, &f.view, 1, q, sink, local, m, l, o);
+            eng_attn_decode_rest(f.attn, &f.view, 1, q, m, l, o);
             const eng_attn_counts *after = eng_attn_counted(f.attn);
             ck_assert_uint_eq(after->attended - mid.attended, mid.attended - before.attended);
             ck_assert_uint_eq(after->estimated - mid.estimated, mid.estimated - before.estimated);
