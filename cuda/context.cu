@@ -283,6 +283,15 @@ int gpu_finish(gpu_context *g, gpu_event *e)
     return GPU_TRY(g, cudaEventSynchronize(e->event));
 }
 
+int gpu_happened(gpu_context *g, gpu_event *e)
+{
+    cudaError_t r = g->status ? cudaSuccess : cudaEventQuery(e->event);
+    if (r != cudaErrorNotReady)
+        return g->status || gpu_fail(g, "cudaEventQuery", r) ? g->status : 1;
+    cudaGetLastError(); /* or the next launch would find it */
+    return 0;
+}
+
 int gpu_elapsed(gpu_context *g, const gpu_event *from, const gpu_event *to, double *ret_ms)
 {
     float ms;

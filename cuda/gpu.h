@@ -54,6 +54,7 @@ void gpu_event_free(gpu_context *g, gpu_event *e);
 int gpu_record(gpu_context *g, gpu_event *e, gpu_queue q); /* happens when all that q has now is done */
 int gpu_wait(gpu_context *g, gpu_queue q, gpu_event *e);   /* what q gets from now on starts after what e was last recorded for */
 int gpu_finish(gpu_context *g, gpu_event *e);              /* the host waits for it; with this, errors of the work before come to light */
+int gpu_happened(gpu_context *g, gpu_event *e);            /* 1: gpu_finish would not wait for it; 0: it would */
 int gpu_elapsed(gpu_context *g, const gpu_event *from, const gpu_event *to, double *ret_ms); /* between two timed ones that have happened */
 int gpu_drain(gpu_context *g);                             /* the host waits for everything: not in a step */
 

@@ -31,6 +31,7 @@ void gpu_event_free(gpu_context *g, gpu_event *e) {}
 int gpu_record(gpu_context *g, gpu_event *e, gpu_queue q) { return -ENODEV; }
 int gpu_wait(gpu_context *g, gpu_queue q, gpu_event *e) { return -ENODEV; }
 int gpu_finish(gpu_context *g, gpu_event *e) { return -ENODEV; }
+int gpu_happened(gpu_context *g, gpu_event *e) { return -ENODEV; }
 int gpu_elapsed(gpu_context *g, const gpu_event *from, const gpu_event *to, double *ret_ms) { return -ENODEV; }
 int gpu_drain(gpu_context *g) { return -ENODEV; }
 int gpu_copy(gpu_context *g, gpu_queue q, void *dst, const void *src, size_t bytes) { return -ENODEV; }

@@ -244,9 +244,19 @@ static int open_parts(eng_engine *e, const char *path, char *err, size_t errlen)
     return 0;
 }
 
+/* While the GPU is at a prompt, its index is built as far as its keys are there. A little at a time: the next block of keys is staged by the same threads. */
+static bool gpu_spare(void *ctx, uint32_t layers, uint32_t end)
+{
+    enum { SLICE_NS = 100000 };
+    eng_engine *e = ctx;
+    eng_index_work_rows(e->index_work, layers, end);
+    return eng_index_work_run(e->index_work, eng_now_ns() + SLICE_NS, NULL);
+}
+
 static void gpu_lost(void *ctx)
 {
     eng_engine *e = ctx;
+    eng_index_work_drop(e->index_work); /* the CPU gives keys and values other bits */
     eng_log(e, LOG_ERR, "%s: from now on the CPU computes all layers", gpu_reason(e->gpu));
     eng_gpu_free(e->gpu_layers);
     e->gpu_layers = NULL;
@@ -287,7 +297,7 @@ static int open_gpu(eng_engine *e, char *err, size_t errlen)
     eng_log(e, LOG_INFO, "%s: %u of %u layers%s: %.1f MiB of weights, %.1f MiB of window, %.1f MiB of scratch; %.0f MiB were free", e->gpu_info.name, plan.n_layer,
             e->model->n_layer, plan.output ? " and the output" : "", (double)plan.weights / mib, (double)plan.window / mib, (double)plan.scratch / mib,
             (double)e->gpu_info.free / mib);
-    eng_forward_use_gpu(e->forward, e->gpu_layers, &plan, gpu_lost, e);
+    eng_forward_use_gpu(e->forward, e->gpu_layers, &plan, gpu_lost, gpu_spare, e);
     e->info.gpu = e->gpu_info.name;
     e->info.n_gpu_layers = plan.n_layer;
     if (plan.output)

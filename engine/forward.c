@@ -28,7 +28,8 @@ struct eng_forward {
     eng_gpu *gpu;           /* computes the layers from gpu_plan's first on; NULL: none */
     eng_gpu_plan gpu_plan;
     eng_lost_fn *lost;
-    void *lost_ctx;
+    eng_spare_fn *spare;
+    void *gpu_ctx;
 
     const float *key_shift; /* [n_layer][n_head_kv][d], added to keys before they are stored; NULL: nothing */
     eng_queries_fn *watch;  /* NULL: nobody */
@@ -47,6 +48,7 @@ struct eng_forward {
     const int32_t *ids;
     const eng_query_sampling *sampling;
     uint32_t layer, pos, n;
+    uint32_t n_stored;      /* layers whose keys and values are */
 };
 
 static uint32_t max2(uint32_t a, uint32_t b)
@@ -128,12 +130,13 @@ void eng_forward_shift_keys(eng_forward *f, const float *shift)
     f->key_shift = shift;
 }
 
-void eng_forward_use_gpu(eng_forward *f, eng_gpu *gpu, const eng_gpu_plan *plan, eng_lost_fn *lost, void *ctx)
+void eng_forward_use_gpu(eng_forward *f, eng_gpu *gpu, const eng_gpu_plan *plan, eng_lost_fn *lost, eng_spare_fn *spare, void *ctx)
 {
     f->gpu = gpu;
     f->gpu_plan = gpu ? *plan : (eng_gpu_plan){0};
     f->lost = lost;
-    f->lost_ctx = ctx;
+    f->spare = spare;
+    f->gpu_ctx = ctx;
 }
 
 /* ---- per-token work ---------------------------------------------------------------------------------------------- */
@@ -434,6 +437,13 @@ static void gpu_layer_done(void *ctx, uint32_t layer, const float *q, const floa
     f->new_v = v;
     each_token(f, "store", store_token);
     layer_stored(f);
+    f->n_stored = layer + 1;
+}
+
+static bool gpu_spare(void *ctx)
+{
+    eng_forward *f = ctx;
+    return f->spare(f->gpu_ctx, f->n_stored, f->pos + f->n);
 }
 
 /* The layers that are on the GPU, from x as the others leave it. Where the plan has no output, x is what they leave. */
@@ -442,9 +452,10 @@ static int gpu_layers(eng_forward *f, const atomic_bool *cancel, float *logits, 
     if (!f->added)
         each_token(f, "add", add_token);
     f->added = true;
+    f->n_stored = f->p.model->n_layer - f->gpu_plan.n_layer;
     eng_gpu_run run = {
         .view = f->view, .pos = f->pos, .n = f->n, .ids = f->ids, .x = f->x, .cs = f->cs, .cs_local = f->cs_local,
-        .layer = gpu_layer_done, .ctx = f, .cancel = cancel, .heartbeat = f->p.heartbeat, .logits = logits, .all_logits = all_logits, .out = f->x,
+        .layer = gpu_layer_done, .spare = f->decode ? NULL : gpu_spare, .ctx = f, .cancel = cancel, .heartbeat = f->p.heartbeat, .logits = logits, .all_logits = all_logits, .out = f->x,
     };
     return f->decode ? eng_gpu_decode(f->gpu, &run, f->attn) : eng_gpu_prefill(f->gpu, &run);
 }
@@ -472,7 +483,7 @@ static int compute(eng_forward *f, const atomic_bool *cancel, float *logits, flo
         return r;
     f->gpu = NULL;
     f->gpu_plan = (eng_gpu_plan){0};
-    f->lost(f->lost_ctx);
+    f->lost(f->gpu_ctx);
     return all_layers(f, cancel, logits, all_logits);
 }
 

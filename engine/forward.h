@@ -35,7 +35,9 @@ void eng_forward_shift_keys(eng_forward *f, const float *shift);
 
 /* From now on these layers are computed there; if they fail, by the CPU from then on, what they failed at too, and `lost` is told, once. NULL: all by the CPU. Borrowed. */
 typedef void eng_lost_fn(void *ctx);
-void eng_forward_use_gpu(eng_forward *f, eng_gpu *gpu, const eng_gpu_plan *plan, eng_lost_fn *lost, void *ctx);
+/* spare: what the engine thread does in a prefill while it waits for the GPU, a little at a time; layers [0, layers) have stored every token before position `end`. false: there is nothing. */
+typedef bool eng_spare_fn(void *ctx, uint32_t layers, uint32_t end);
+void eng_forward_use_gpu(eng_forward *f, eng_gpu *gpu, const eng_gpu_plan *plan, eng_lost_fn *lost, eng_spare_fn *spare, void *ctx);
 
 /* Where sampled queries of a prefill go: positions are drawn one from each stratum of `stride` tokens counted from `from`. seg: NULL for none. */
 typedef struct {

@@ -352,6 +352,13 @@ bool gpul_canceled(const eng_gpu_run *run)
     return run->cancel && atomic_load_explicit(run->cancel, memory_order_relaxed);
 }
 
+int gpul_finish(eng_gpu *u, gpu_event *e)
+{
+    while (u->run->spare && gpu_happened(u->g, e) == 0 && u->run->spare(u->run->ctx))
+        ;
+    return gpu_finish(u->g, e);
+}
+
 int gpul_begin(eng_gpu *u, const eng_gpu_run *run)
 {
     const eng_model *m = u->p.model;
@@ -384,7 +391,7 @@ static int one_row(eng_gpu *u, bool decode, const float *h, float *to)
         gpu_matmul(u->g, &u->output, u->logits, h, 1, false);
     gpu_copy(u->g, GPU_COMPUTE, u->host_logits, u->logits, n * sizeof *to);
     gpu_record(u->g, u->done, GPU_COMPUTE);
-    int r = gpu_finish(u->g, u->done);
+    int r = gpul_finish(u, u->done);
     if (r == 0)
         memcpy(to, u->host_logits, n * sizeof *to);
     return r;
@@ -399,7 +406,7 @@ int gpul_end(eng_gpu *u, bool decode)
         size_t bytes = (size_t)run->n * n_embd * sizeof(float);
         gpu_copy(u->g, GPU_COMPUTE, u->host_x, u->x, bytes);
         gpu_record(u->g, u->done, GPU_COMPUTE);
-        r = gpu_finish(u->g, u->done);
+        r = gpul_finish(u, u->done);
         if (r == 0)
             memcpy(run->out, u->host_x, bytes);
         return r;
@@ -507,7 +514,7 @@ static void stage_task(void *ctx, uint32_t task, uint32_t worker)
 
 void gpul_stage(eng_gpu *u, gpul_slot *slot, uint32_t layer, uint32_t lo, uint32_t hi)
 {
-    gpu_finish(u->g, slot->copied);
+    gpul_finish(u, slot->copied);
     u->stage_layer = layer;
     u->stage_lo = lo;
     u->stage_hi = hi;

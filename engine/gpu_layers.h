@@ -45,6 +45,9 @@ int eng_gpu_shift_keys(eng_gpu *u, const float *shift);
 /* The queries [n][n_head][d], keys and values [n][n_head_kv][d] of a layer, rotated, on the engine thread: to be stored before this returns. */
 typedef void eng_gpu_layer_fn(void *ctx, uint32_t layer, const float *q, const float *k, const float *v);
 
+/* What a prefill's host side does while it waits for the GPU: a little (a tenth of a millisecond). false: there is nothing. */
+typedef bool eng_gpu_spare_fn(void *ctx);
+
 /* Tokens at positions [pos, pos + n). */
 typedef struct {
     const eng_view *view;
@@ -53,6 +56,7 @@ typedef struct {
     const float *x;                 /* [n][n_embd], as the layers before leave it */
     const float *cs, *cs_local;     /* [n][rope_dim] */
     eng_gpu_layer_fn *layer;
+    eng_gpu_spare_fn *spare;        /* NULL: just waits */
     void *ctx;
     const atomic_bool *cancel;      /* NULL: none */
     atomic_ullong *heartbeat;

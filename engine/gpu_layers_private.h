@@ -73,6 +73,7 @@ int gpul_begin(eng_gpu *u, const eng_gpu_run *run);   /* x, from the embedding o
 /* Logits, or the residual stream; waits for them. */
 int gpul_end(eng_gpu *u, bool decode);
 bool gpul_canceled(const eng_gpu_run *run);
+int gpul_finish(eng_gpu *u, gpu_event *e); /* gpu_finish, with something else to do meanwhile */
 
 /* q, k, v of n tokens in place: biases, norms, rotation, the model's scale, the keys' shift. */
 void gpul_turn(eng_gpu *u, const gpul_layer *l, uint32_t layer, float *q, float *k, float *v, uint32_t n);

@@ -95,7 +95,7 @@ static void queue_layer(eng_gpu *u, uint32_t i)
 static int store_layer(eng_gpu *u, uint32_t i)
 {
     const eng_gpu_run *run = u->run;
-    int r = gpu_finish(u->g, u->copied[i % 2]);
+    int r = gpul_finish(u, u->copied[i % 2]);
     if (r < 0)
         return r;
     const float *q = u->host_qkv[i % 2], *k = q + (size_t)run->n * u->n_q;

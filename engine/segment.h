@@ -115,7 +115,7 @@ size_t eng_segment_bytes(const eng_segment *s);
 size_t eng_segment_bytes_for(const eng_kv_shape *shape, uint32_t cap); /* of a new one */
 size_t eng_segment_kv_bytes(const eng_kv_shape *shape, uint32_t cap);  /* of it, keys and values */
 
-/* Memory for the codes of a sealed segment, `stride` bytes for each head, unless there is some. Without it, if there is no room, each index takes its own. */
+/* Memory for the codes of a segment, `stride` bytes for each head, unless there is some. Without it, if there is no room, each index takes its own. */
 void eng_segment_alloc_codes(eng_segment *s, size_t stride);
 void eng_segment_free_codes(eng_segment *s); /* and the codes, of all heads */
 

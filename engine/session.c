@@ -285,6 +285,8 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
     eng_engine *e = s->e;
     uint64_t start = eng_now_ns();
     int r = 0;
+    if (e->gpu_layers && s->filling)
+        eng_index_work_begin(e->index_work, s->filling); /* if that fails: once it is sealed */
     while (r == 0 && s->n < s->n_prompt) {
         uint32_t n = s->n_prompt - s->n < e->params.n_chunk ? s->n_prompt - s->n : e->params.n_chunk;
         const int32_t *ids = s->ids + s->n;
@@ -296,11 +298,14 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
             r = check_files(s);
         if (r == 0) {
             advance(s, ids, s->n + n);
+            eng_index_work_rows(e->index_work, e->shape.n_layer, s->n);
             atomic_fetch_add(&e->counters.prompt_tokens, n);
             if (progress)
                 progress(ctx, s->n, s->n_cached, s->n_prompt);
         }
     }
+    if (r < 0)
+        eng_index_work_drop(e->index_work); /* what the prompt got to is sealed by itself */
     if (r == 0) {
         s->prefilled = s->logits_ready = true;
         if (s->filling)

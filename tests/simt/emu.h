@@ -24,6 +24,7 @@ typedef struct {
     size_t memory;           /* 4 GiB */
     size_t pinned;           /* most that can be pinned: 4 GiB */
     long lose_after;         /* the device fails for ever at the call after so many; -1: never */
+    uint64_t asks;           /* so often an event says that it has not happened before it does: 1 */
     emu_order order;
     uint64_t seed;           /* of the order of threads, blocks and work */
     bool guard;              /* true: device memory faults in host code too. It has its price: pages change hands around everything the device does */

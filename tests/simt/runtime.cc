@@ -55,6 +55,7 @@ static struct emulation {
     bool lost, told;
     std::string fault;
     long calls_left;
+    uint64_t asked;
 } &emu = *new emulation(); /* for as long as the program is */
 
 uint64_t emu_random() /* xorshift64* */
@@ -75,6 +76,7 @@ emu_options emu_defaults()
     o.major = 8;
     o.memory = o.pinned = (size_t)4 << 30;
     o.lose_after = -1;
+    o.asks = 1;
     o.guard = true;
     const char *order = getenv("EMU_ORDER"), *seed = getenv("EMU_SEED");
     if (order)
@@ -101,6 +103,7 @@ void emu_reset(const emu_options *o)
     emu.lost = emu.told = false;
     emu.fault.clear();
     emu.calls_left = emu_now.lose_after;
+    emu.asked = 0;
     emu.random = emu_now.seed * 0x9e3779b97f4a7c15ull + 0x6a09e667f3bcc909ull;
     if (!emu.random)
         emu.random = 1;
@@ -303,12 +306,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
     return after();
 }
 
-/* Asking makes it go on: the next answer may be another. */
+/* Asking makes it go on, sooner or later: the next answer may be another. "Not ready" is remembered like an error, as CUDA does. */
 static cudaError_t query(uint64_t stream, uint64_t until)
 {
     bool r = happened(stream, until);
-    finish(stream, until);
-    return emu.lost ? fail(cudaErrorLaunchFailure) : r ? cudaSuccess : cudaErrorNotReady;
+    if (r || ++emu.asked >= emu_now.asks) {
+        emu.asked = 0;
+        finish(stream, until);
+    }
+    return emu.lost ? fail(cudaErrorLaunchFailure) : r ? cudaSuccess : fail(cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t s)

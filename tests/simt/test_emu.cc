@@ -104,7 +104,9 @@ START_TEST(a_wait_is_for_what_the_event_was_then)
     cudaStreamWaitEvent(b, second); /* never recorded: nothing */
     ck_assert_int_eq(cudaEventQuery(second), cudaSuccess);
     ck_assert_int_eq(cudaEventQuery(event), cudaErrorNotReady);
+    ck_assert_int_eq(cudaGetLastError(), cudaErrorNotReady);
     ck_assert_int_eq(cudaEventQuery(event), cudaSuccess);
+    ck_assert_int_eq(cudaGetLastError(), cudaSuccess);
     ck_assert_int_eq(read_back(device), 2);
 }
 END_TEST

@@ -395,6 +395,109 @@ START_TEST(small_devices)
 }
 END_TEST
 
+typedef struct {
+    eng_engine *e;
+    eng_session *s;
+    double index_ms; /* spent when the last chunk was there */
+    uint32_t stop;   /* prompt tokens after which it is canceled; 0: no */
+    atomic_bool cancel;
+} watched;
+
+static void watch_index(void *ctx, uint32_t n_done, uint32_t n_cached, uint32_t n_prompt)
+{
+    watched *w = ctx;
+    eng_timings t;
+    (void)n_cached;
+    (void)n_prompt;
+    eng_session_timings(w->s, &t);
+    w->index_ms = t.index_ms;
+    if (w->stop && n_done >= w->stop)
+        atomic_store(&w->cancel, true);
+}
+
+/* Prefills, and forces steps; what prefill returned, and how many indexes were missing then. */
+static int prefill_watched(watched *w, eng_request r, const int32_t *next, size_t n_forced, float *out, uint32_t *ret_pending)
+{
+    char err[256];
+    eng_stats stats;
+    atomic_store(&w->cancel, false);
+    r.cancel = &w->cancel;
+    ck_assert_msg(eng_session_open(w->e, &r, &w->s, err, sizeof err) == 0, "%s", err);
+    int done = eng_session_prefill(w->s, watch_index, w);
+    eng_stats_get(w->e, &stats);
+    *ret_pending = stats.index_pending;
+    while (eng_idle(w->e, 100, NULL))
+        ;
+    for (size_t i = 0; i < n_forced && done == 0; i++, out += VOCAB) {
+        const float *l;
+        ck_assert_int_eq(eng_session_force(w->s, next[i]), 0);
+        ck_assert_int_eq(eng_session_logits(w->s, &l), 0);
+        memcpy(out, l, VOCAB * sizeof *l);
+    }
+    eng_session_close(w->s);
+    return done;
+}
+
+/* While the GPU is at a prompt the CPU builds its index: where the GPU is slow, all of it is there when the prompt is; where it is at once, none. Both search it alike, to the bit. The CPU by
+ * itself builds nothing before the first token. A prompt that is canceled, or whose GPU fails, leaves no index of what it did not get to. */
+START_TEST(index_while_prefilling)
+{
+    enum { N = 1100, STEPS = 2, LOCAL = 64 };
+    t_rng r = t_seed(8);
+    int32_t ids[N], next[STEPS];
+    float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    uint32_t pending = 0;
+    watched w = {0};
+    eng_params p = params(0);
+    p.n_ctx = CTX;
+    p.cache_ram = (size_t)1 << 30;
+    p.n_chunk = 400;
+    p.n_threads = 3;
+    w.e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
+    uint32_t all = eng_info_get(w.e)->n_layer * eng_info_get(w.e)->n_head_kv;
+    random_ids(w.e, &r, ids, N);
+    random_ids(w.e, &r, next, STEPS);
+    eng_request q = request(ids, N, ENG_ATTN_FLAT);
+    q.attention.n_local = LOCAL;
+    q.attention.top_k = 60;
+    ck_assert_int_eq(prefill_watched(&w, q, next, STEPS, got, &pending), 0);
+    ck_assert_uint_eq(pending, all);
+    ck_assert_double_eq(w.index_ms, 0);
+    eng_close(w.e);
+    p.n_gpu_layers = ALL;
+    emu_options o = emu_defaults();
+    o.guard = false;
+    uint64_t calls = 0;
+    for (int order = EMU_EAGER; order >= EMU_LATE; order--) {
+        o.order = (emu_order)order;
+        o.asks = 1 << 30; /* as long as there is something to do meanwhile */
+        emu_reset(&o);
+        w.e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
+        ck_assert_int_eq(prefill_watched(&w, q, next, STEPS, order == EMU_EAGER ? want : got, &pending), 0);
+        ck_assert_uint_eq(pending, order == EMU_EAGER ? all : 0);
+        ck_assert(order == EMU_EAGER ? w.index_ms == 0 : w.index_ms > 0);
+        calls = emu_counted().calls;
+        if (order == EMU_LATE) {
+            w.stop = 800; /* the last chunk is never begun */
+            ids[0] ^= 1;
+            ck_assert_int_eq(prefill_watched(&w, q, next, STEPS, got, &pending), -ECANCELED);
+            w.stop = 0;
+            ids[0] ^= 1;
+        }
+        eng_close(w.e);
+    }
+    ck_assert(!memcmp(got, want, sizeof want));
+    for (uint64_t at = calls / 3; at < calls; at += calls / 4) {
+        o.lose_after = (long)at;
+        emu_reset(&o);
+        w.e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
+        ck_assert_int_eq(prefill_watched(&w, q, next, STEPS, got, &pending), 0);
+        ck_assert_double_le(max_diff(got, want, STEPS * VOCAB), 1); /* each within .5 of float32 (test_archs.c) */
+        eng_close(w.e);
+    }
+}
+END_TEST
+
 /* What the queues do is on tracks of their own, inside the chunk or step of the engine's thread that asked for it, and each queue does one thing at a time. */
 START_TEST(traced)
 {
@@ -487,6 +590,7 @@ int main(void)
     add(s, "long_contexts", long_contexts, 4);
     add(s, "window_wraps", window_wraps, 1);
     add(s, "device_lost", device_lost, 1);
+    add(s, "index_while_prefilling", index_while_prefilling, 1);
     add(s, "traced", traced, 1);
     add(s, "small_devices", small_devices, 1);
     return t_run(s);

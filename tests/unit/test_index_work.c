@@ -172,6 +172,86 @@ START_TEST(threads_change_nothing)
 }
 END_TEST
 
+/* Rows [lo, hi) of a layer, and what is known of their queries. */
+static void copy_rows(eng_segment *to, const eng_segment *from, uint32_t layer, uint32_t lo, uint32_t hi)
+{
+    const eng_kv_shape *h = from->shape;
+    for (uint32_t head = 0; head < h->n_head_kv; head++) {
+        memcpy(eng_segment_k(to, layer, head, lo), eng_segment_k(from, layer, head, lo), (hi - lo) * h->row_k);
+        memcpy(eng_segment_v(to, layer, head, lo), eng_segment_v(from, layer, head, lo), (hi - lo) * h->row_v);
+    }
+    float *sizes = to->query_squares + (size_t)layer * h->n_head_kv * h->head_dim;
+    for (uint32_t i = 0; i < h->n_head_kv * h->head_dim; i++)
+        sizes[i] = (float)(hi + i);
+}
+
+/* A segment that is being filled, layer after layer in chunks: its codes are built as rows come, before it is sealed, and have the bytes of those built afterwards, on any number of threads.
+ * Rows that are still to come are no numbers. What was begun for a segment that comes to nothing goes. */
+START_TEST(while_it_is_filled)
+{
+    enum { ROWS = 13000, CHUNK = 1500, START = 700, D = 64, HEADS = 3 };
+    eng_kv_shape shape = {LAYERS, HEADS, 2, D, ENG_KV_F16, ENG_KV_F16, 2 * D, 2 * D, _i == 1 ? window : NULL};
+    eng_segment *whole = sealed(&shape, ROWS, ENG_WANT_CLUSTER), *s;
+    t_rng r = t_seed(6);
+    for (uint32_t head = 0; head < HEADS; head++) {
+        fill((uint16_t *)(void *)eng_segment_k(whole, 0, head, 0), (size_t)ROWS * D, &r);
+        fill((uint16_t *)(void *)eng_segment_v(whole, 0, head, 0), (size_t)ROWS * D, &r);
+    }
+    copy_rows(whole, whole, 0, 0, ROWS);
+    copy_rows(whole, whole, 1, 0, ROWS);
+    eng_pool *pool;
+    eng_index_work *w;
+    ck_assert_int_eq(eng_pool_new(_i ? 1 : 4, &pool), 0);
+    ck_assert_int_eq(eng_index_work_new(pool, &w), 0);
+    uint32_t first = _i == 1 ? 1 : 0, codes = (LAYERS - first) * HEADS, dropped = 0;
+    for (uint32_t stop = 5; dropped < 3; dropped++) { /* dropped in the middle, dropped at the end, and sealed */
+        ck_assert_int_eq(eng_segment_new(&shape, NULL, START, ROWS, true, &s), 0);
+        memset(s->kv, 0xff, s->kv_bytes);
+        ck_assert_int_eq(eng_index_work_begin(w, s), 0);
+        ck_assert_uint_eq(eng_index_work_pending(w), codes);
+        ck_assert_int_eq(eng_index_work_run(w, UINT64_MAX, NULL), 0);
+        double before = eng_index_work_seconds(w);
+        for (uint32_t n = 0, chunk = 0; n < ROWS && (dropped || chunk < stop); n += CHUNK, chunk++)
+            for (uint32_t layer = 0; layer < LAYERS; layer++) {
+                uint32_t end = n + CHUNK < ROWS ? n + CHUNK : ROWS;
+                copy_rows(s, whole, layer, n, end);
+                eng_index_work_rows(w, layer + 1, START + end + (end == ROWS ? 100 : 0)); /* the chunk may go on behind it */
+                ck_assert_int_eq(eng_index_work_run(w, UINT64_MAX, NULL), 0);
+                ck_assert_uint_eq(s->n_codes, end < ROWS || layer < first ? 0 : (layer + 1 - first) * HEADS);
+            }
+        ck_assert_double_gt(eng_index_work_seconds(w), before); /* also when it was stopped behind the first run */
+        if (dropped < 2) {
+            eng_index_work_drop(w);
+            eng_index_work_drop(w);
+            ck_assert_uint_eq(eng_index_work_pending(w), 0);
+            ck_assert(s->refs == 1 && !s->n_codes && !s->index_bytes && !s->indexing);
+            eng_segment_unref(s);
+        }
+    }
+    s->n = ROWS;
+    s->wants = ENG_WANT_CLUSTER;
+    ck_assert_int_eq(eng_segment_alloc_queries(s, whole->m_cap), 0);
+    memcpy(s->query_row, whole->query_row, whole->m * sizeof *s->query_row);
+    memcpy(s->queries, whole->queries, (size_t)LAYERS * HEADS * whole->m_cap * shape.group * D * 2);
+    s->m = whole->m;
+    ck_assert_int_eq(eng_index_work_add(w, s), 0);
+    ck_assert_uint_eq(eng_index_work_pending(w), codes); /* of the other kind */
+    ck_assert_int_eq(eng_index_work_run(w, UINT64_MAX, NULL), 0);
+    ck_assert(s->refs == 1 && !s->indexing && eng_segment_coded(s) && eng_segment_has(s, s->cluster));
+    build(whole, 2);
+    ck_assert_uint_eq(s->index_bytes, whole->index_bytes);
+    for (uint32_t head = first * HEADS; head < LAYERS * HEADS; head++) {
+        size_t n, m;
+        const void *a = idx_arena(whole->codes[head], &n), *b = idx_arena(s->codes[head], &m);
+        ck_assert(n == m && !memcmp(a, b, n));
+    }
+    eng_index_work_free(w);
+    eng_pool_free(pool);
+    eng_segment_unref(s);
+    eng_segment_unref(whole);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("index work");
@@ -180,6 +260,7 @@ int main(void)
     tcase_add_loop_test(c, memory, 0, N_HEADS);
     tcase_add_test(c, odd_queries);
     tcase_add_test(c, threads_change_nothing);
+    tcase_add_loop_test(c, while_it_is_filled, 0, 3);
     suite_add_tcase(s, c);
     return t_run(s);
 }
