@@ -318,7 +318,7 @@ bool idx_codes_cluster(idx_builder *b)
     struct idx_codes_build *s = b->codes;
     static void (*const stages[])(idx_builder *) = {run_begin, run_bytes, run_train, run_assign, run_order, run_sum};
     stages[s->stage](b);
-    b->at = s->stage == RUN_BEGIN ? s->hi : s->lo;
+    b->at = s->stage == RUN_BEGIN ? s->hi : s->lo + (uint64_t)(s->hi - s->lo) * s->stage / (RUN_SUM + 1);
     if (s->run < idx_codes_runs(b->keys.n))
         return false;
     give_run(s);
