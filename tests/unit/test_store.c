@@ -80,6 +80,92 @@ START_TEST(survives_a_restart)
 }
 END_TEST
 
+static void build_all(t_store *t, eng_segment *s)
+{
+    eng_index_work *w;
+    ck_assert_int_eq(eng_index_work_new(t->pool, &w), 0);
+    ck_assert_int_eq(eng_index_work_add(w, s), 0);
+    while (eng_index_work_run(w, UINT64_MAX, NULL))
+        ;
+    eng_index_work_free(w);
+}
+
+/* Keys and values that can be clustered: finite ones. */
+static eng_segment *numbers(const int32_t *ids, uint32_t n)
+{
+    eng_segment *s = segment(NULL, 0, ids, n, true);
+    for (size_t i = 0; i < s->kv_bytes / 2; i++)
+        ((uint16_t *)(void *)s->kv)[i] = (uint16_t)(0x3400 | (i * 2654435761u >> 20 & 0x83ff));
+    return s;
+}
+
+static void put_file(const char *path, const char *bytes, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    ck_assert(f && fwrite(bytes, 1, n, f) == n && !fclose(f));
+}
+
+/* A file is written again when more has been built: in its place, where there is room for both. A program that dies between the file and its row is understood. */
+START_TEST(written_again)
+{
+    enum { N = 1500, M = 100 };
+    int32_t ids[N];
+    char path[200];
+    number_ids(ids, N, 8);
+    for (int small = 0; small < 2; small++) {
+        t_store t = t_store_new((uint64_t)1 << 30);
+        t_store_open(&t, (uint64_t)1 << 30);
+        eng_segment *s = numbers(ids, N);
+        build_all(&t, s);
+        save(&t, s);
+        eng_store_flush(t.store);
+        t_store_path(&t, &s->id, path, sizeof path);
+        size_t n_old, n_new;
+        char *old = t_read(path, &n_old);
+        ck_assert_uint_eq(t_store_stats(&t).bytes, n_old);
+        eng_segment *more = numbers(ids, N);
+        more->wants = ENG_WANT_CLUSTER;
+        ck_assert_int_eq(eng_segment_alloc_queries(more, M), 0);
+        for (; more->m < M; more->m++)
+            more->query_row[more->m] = (more->m + 1) * N / M - 1;
+        build_all(&t, more);
+        ck_assert(eng_segment_has(more, more->cluster) && more->kept);
+        if (small)
+            t_store_reopen(&t, 2 * n_old);
+        save(&t, more);
+        eng_store_flush(t.store);
+        char *new = t_read(path, &n_new);
+        eng_disk_stats st = t_store_stats(&t);
+        ck_assert(st.segments == 1 && st.bytes == n_new && st.refusals == (uint64_t)small && st.save_failures == 0);
+        ck_assert(small ? n_new == n_old && !memcmp(new, old, n_old) : n_new > n_old + n_old / 10);
+        save(&t, s); /* has less */
+        eng_store_flush(t.store);
+        ck_assert_uint_eq(t_store_stats(&t).bytes, n_new);
+        for (int round = 0; round < 3 && !small; round++) { /* the old file where its row says the new one's size, then the new one again */
+            eng_store_close(t.store);
+            t.store = NULL;
+            put_file(path, round == 1 ? old : new, round == 1 ? n_old : n_new);
+            t_store_open(&t, (uint64_t)1 << 30);
+            ck_assert_str_eq(t.log, "");
+            ck_assert_uint_eq(t_store_stats(&t).bytes, round == 1 ? n_old : n_new);
+            eng_store_chain c = {0};
+            eng_segment *back;
+            eng_segment_reader reader = {.pool = t.pool};
+            ck_assert_int_eq(t_store_find(&t, 0, ids, N, true, 0, &c), ENG_MISS_NONE);
+            ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &back), ENG_MISS_NONE);
+            ck_assert(eng_segment_coded(back) && eng_segment_has(back, back->cluster) == (round != 1) && back->m == (round == 1 ? 0 : more->m));
+            eng_segment_unref(back);
+            free(c.links);
+        }
+        free(old);
+        free(new);
+        eng_segment_unref(s);
+        eng_segment_unref(more);
+        t_store_done(&t);
+    }
+}
+END_TEST
+
 /* What the prefill kernels computed behind an answer has the answer's history: a prompt that wants exact keys does not get it. */
 START_TEST(exact_means_all_of_it)
 {
@@ -521,6 +607,7 @@ int main(void)
     TCase *c = tcase_create("store");
     tcase_set_timeout(c, 0);
     tcase_add_test(c, survives_a_restart);
+    tcase_add_test(c, written_again);
     tcase_add_test(c, exact_means_all_of_it);
     tcase_add_test(c, tenants);
     tcase_add_test(c, mapped);
