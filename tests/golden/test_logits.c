@@ -2,6 +2,10 @@
 #include "support.h"
 #include "teacher.h"
 
+#ifdef T_GPU
+#include "gpu.h"
+#endif
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,7 +141,7 @@ START_TEST(fast_activations)
 }
 END_TEST
 
-#else /* tests/simt: with all layers on the emulated GPU, which is slow */
+#else /* tests/simt: with all layers on the GPU, which is slow where it is emulated */
 /* The first n tokens of a case, `decoded` of them one by one, reading a small window and what a search finds. */
 static void run_gpu(const char *name, size_t n, size_t decoded)
 {
@@ -183,6 +187,15 @@ END_TEST
 
 int main(void)
 {
+#ifdef T_GPU
+    char err[300];
+    gpu_context *g;
+    if (gpu_open(0, &g, err, sizeof err) < 0) {
+        printf("SKIP: %s\n", err);
+        return 77;
+    }
+    gpu_close(g);
+#endif
     Suite *s = suite_create("logits");
     TCase *c = tcase_create("logits");
     tcase_set_timeout(c, 0);
