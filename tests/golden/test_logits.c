@@ -178,9 +178,9 @@ static void run_gpu(const char *name, size_t n, size_t decoded)
 
 START_TEST(on_the_gpu)
 {
-    run_gpu("short", 100, 8);
-    run_gpu("chat", 100, 12);
-    run_gpu("kjv", 200, 12);
+    run_gpu("short", 60, 6);
+    run_gpu("chat", 60, 8);
+    run_gpu("kjv", 120, 10);
 }
 END_TEST
 #endif
