@@ -24,7 +24,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 eng_cost eng_cost_default(void)
 {
-    return (eng_cost){.dense_byte = 0.013, .dense_op = 0.0049, .scan_search = 4500, .scan_head = 840, .scan_dim = 0.026, .scan_key = 0.26, .hit_dim = 0.147, .visit_dim = 1.03};
+    return (eng_cost){.dense_byte = 0.013, .dense_op = 0.0049, .scan_search = 4500, .scan_head = 840, .scan_dim = 0.026, .scan_key = 0.26, .hit_dim = 0.147, .visit_dim = 0.081};
 }
 
 double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)
@@ -37,10 +37,10 @@ double eng_cost_scan(const eng_cost *c, const eng_cost_head *h, uint32_t n, uint
     return c->scan_search + c->scan_head * h->group + n * (c->scan_dim * h->dim + c->scan_key * h->group) + (double)hits * h->group * h->dim * c->hit_dim;
 }
 
-/* Keys that a graph search scores for a group: on real keys at equal recall 41, 25, 16 and 12 % at 8K, 16K, 32K and 48K (notes, section 7), a power of n. */
+/* Keys that a graph search scores for some head of a group: on real keys 60 % of 16K and 50 % of 32K (index/README.md), a power of n. */
 static double visited(uint32_t n)
 {
-    double share = 0.41 * pow(n / 8192.0, -0.67);
+    double share = 0.6 * pow(n / 16384.0, -0.35);
     return n * (share < 1 ? share : 1);
 }
 

@@ -55,13 +55,13 @@ uint64_t eng_index_bytes_per_token(const eng_kv_shape *shape, unsigned wants)
 /* A thread builds a head's index at a time (index/README.md, "Memory while building"). */
 void eng_memory_of_index(eng_memory *m, const eng_kv_shape *shape, unsigned wants, uint32_t n_threads)
 {
-    enum { RUN = 12288, KEY = 4, LIST_KEY = 20, GRAPH_KEY = 400, GRAPH_QUERY = 450 };
+    enum { RUN = 12288, KEY = 4, LIST_KEY = 20, GRAPH_KEY = 32, GRAPH_QUERY = 460 };
     uint64_t dim = shape->head_dim, heads = retrieving_heads(shape), builds = n_threads < heads ? n_threads : heads;
     uint64_t run = RUN * (dim + 16), key = KEY + dim / 4, query = (uint64_t)shape->n_layer * shape->n_head_kv * dim * sizeof(uint16_t);
     if (wants & (ENG_WANT_CLUSTER | ENG_WANT_IVF))
         key += LIST_KEY + dim * sizeof(float);
-    if (wants & ENG_WANT_GRAPH)
-        key = GRAPH_KEY + dim * sizeof(float);
+    if ((wants & ENG_WANT_GRAPH) && key < GRAPH_KEY)
+        key = GRAPH_KEY;
     m->index_per_token = eng_index_bytes_per_token(shape, wants);
     m->build_per_token = builds * key;
     m->build = builds * run + (wants ? query * (ENG_SAMPLED_QUERIES + shape->group) : 0) +

@@ -378,7 +378,7 @@ bool idx_codes_mean(idx_builder *b)
     for (uint32_t j = 0; j < dim && s->n_finite; j++)
         s->mean[j] = (float)(s->key_sum[j] / s->n_finite);
     set_units(b);
-    if (s->kind != IDX_FLAT && s->n_finite < b->keys.n)
+    if ((s->kind == IDX_CLUSTER || s->kind == IDX_IVF) && s->n_finite < b->keys.n)
         b->error = -EINVAL; /* it would be in a centroid */
     return true;
 }
@@ -445,6 +445,16 @@ float idx_codes_encode(const idx_builder *b, float *v, uint32_t quads, uint8_t *
     for (uint32_t j = 0; j < quads; j++)
         memcpy(codes + (size_t)j * 64, bytes + 4 * j, 4);
     return scale;
+}
+
+const float *idx_codes_mean_of(const idx_builder *b)
+{
+    return b->codes->mean;
+}
+
+const float *idx_codes_unit_of(const idx_builder *b)
+{
+    return b->codes->unit;
 }
 
 /* at: next block. */
@@ -547,7 +557,7 @@ static int codes_memory(idx_builder *b)
         return -ENOMEM;
     memset(s->mean, 0, dim_pad * 4);
     memset(s->rows, 0, IDX_BLOCK * dim_pad * 4);
-    return take_results(b);
+    return s->kind == IDX_GRAPH ? 0 : take_results(b);
 }
 
 static bool rows_fit(const idx_rows *r)
@@ -558,7 +568,7 @@ static bool rows_fit(const idx_rows *r)
 
 int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret)
 {
-    if (!rows_fit(keys) || !rows_fit(values) || values->n != keys->n || values->dim != keys->dim)
+    if (!rows_fit(keys) || (kind != IDX_GRAPH && (!rows_fit(values) || values->n != keys->n || values->dim != keys->dim)))
         return -EINVAL;
     idx_builder *b = calloc(1, sizeof *b);
     if (!b)
@@ -571,7 +581,8 @@ int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *val
     int r = b->codes ? 0 : -ENOMEM;
     if (!r) {
         b->codes->kind = kind;
-        b->codes->values = b->codes->points = *values;
+        if (values)
+            b->codes->values = b->codes->points = *values;
         b->codes->memory = memory;
         r = codes_memory(b);
     }

@@ -113,9 +113,9 @@ static int32_t round_query(const float *v, float inverse, const float *up, uint3
     return sum;
 }
 
-static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+static void reach(const float *score, const float *spread, const float *votes, uint32_t n, float size, float margin, float least, uint32_t bit, uint32_t *want)
 {
-    idx_judge(scores, aim, nq, ret_value, ret_head);
+    idx_reach(score, spread, votes, n, size, margin, least, bit, want);
 }
 
 static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
@@ -137,6 +137,11 @@ static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, u
         }
         ret_best[h] = best;
     }
+}
+
+static void node(const uint8_t *block, const float *scale, uint32_t quads, const idx_code_query *q, uint32_t heads, float *out, float *best)
+{
+    idx_node(codes, block, scale, quads, q, heads, out, best);
 }
 
 static void weigh(const float *x, uint32_t n, float m, float *out)
@@ -179,7 +184,7 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, round_query, idx_narrow_scalar};
+const idx_kernels idx_kernels_scalar = {widen, dots, max_of, filter, split, node, reach, codes, visible, weigh, sums, nearest, round_query, idx_narrow_scalar};
 
 /* Written once, by idx_cpu_set() or by the first use; both writers of a race would write the same detected table. */
 static _Atomic(const idx_kernels *) current;

@@ -36,13 +36,6 @@ typedef struct {
 /* How far ahead codes are asked for, in bytes: into the second cache, which takes long and has to go on while scores are looked at, and into the first. */
 enum { IDX_CODES_FAR = 16384, IDX_CODES_NEAR = 1024 };
 
-/* What a graph search wants of a query head (graph_search.c). */
-typedef struct {
-    float best, gain, least;
-    float threshold; /* a node scored below it isn't expanded for this head; -INFINITY: not known yet */
-    uint32_t next;   /* number of kept keys at which to look again */
-} idx_aim;
-
 typedef struct {
     /* dst[i] = row ids[i] (ids NULL: row first + i) as f32 [n][dim_pad]; rows are read unaligned. */
     void (*widen)(float *dst, const idx_rows *rows, const uint32_t *ids, uint32_t first, uint32_t n);
@@ -61,9 +54,11 @@ typedef struct {
     /* Splits x around a pivot: the larger ones to gt (may be x itself), the smaller ones to lt; both with room for n + 16. */
     void (*split)(const float *x, uint32_t n, float pivot, float *gt, uint32_t *ret_gt, float *lt, uint32_t *ret_lt);
 
-    /* What a block of scores [nq][16] is worth to a graph search: ret_value[r] = the largest over heads h of
-     * max((score - aim[h].best) * aim[h].gain + 1, aim[h].least), ret_head[r] = that h. NaN is worth less than anything. */
-    void (*judge)(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head);
+    /* codes() of one block for the heads whose bits are set: out[h * 16 + i], best[h] = the larger of itself and its scores; the same bits. */
+    void (*node)(const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, uint32_t heads, float *out, float *best);
+
+    /* What a graph search reads next (graph_search.c): want[i] |= bit where score[i] + spread[i] * size * (margin + IDX_VOTE * votes[i] / (votes[i] + 1)) >= least. */
+    void (*reach)(const float *score, const float *spread, const float *votes, uint32_t n, float size, float margin, float least, uint32_t bit, uint32_t *want);
 
     /* out[h * ld + i] = score of slot i, for the slots of n_blocks blocks, and ret_best[h] the largest of them; NaN counts as nothing, -INFINITY: there is none.
      * scale: [16 * n_blocks], 64-byte aligned as codes are. The x of all heads lie at equal distances. */
@@ -92,27 +87,28 @@ typedef struct {
     void (*narrow)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t pairs, const idx_code_query *q, uint32_t nq, float *out, size_t ld, float *ret_best);
 } idx_kernels;
 
-/* The body of judge(), vectorised by the compiler in the file of each instruction set. */
-static inline void idx_judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+/* The most that votes add to a margin. */
+#define IDX_VOTE 1.6f
+
+/* The body of reach(), vectorised by the compiler in the file of each instruction set. */
+static inline void idx_reach(const float *score, const float *spread, const float *votes, uint32_t n, float size, float margin, float least, uint32_t bit, uint32_t *want)
 {
-    float value[IDX_BLOCK];
-    uint32_t head[IDX_BLOCK];
-    for (uint32_t r = 0; r < IDX_BLOCK; r++) {
-        value[r] = -__builtin_inff();
-        head[r] = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float bound = score[i] + spread[i] * size * (margin + IDX_VOTE * votes[i] / (votes[i] + 1));
+        want[i] |= bound >= least ? bit : 0;
     }
-    for (uint32_t h = 0; h < nq; h++) {
-        float best = aim[h].best, gain = aim[h].gain, least = aim[h].least;
-        for (uint32_t r = 0; r < IDX_BLOCK; r++) {
-            float v = (scores[h * IDX_BLOCK + r] - best) * gain + 1;
-            v = v < least ? least : v;
-            head[r] = v > value[r] ? h : head[r];
-            value[r] = v > value[r] ? v : value[r];
-        }
-    }
-    for (uint32_t r = 0; r < IDX_BLOCK; r++) {
-        ret_value[r] = value[r];
-        ret_head[r] = head[r];
+}
+
+typedef void (*idx_codes_fn)(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq, float *out, size_t ld, float *ret_best);
+
+/* The body of node(), by codes() of one head at a time. */
+static inline void idx_node(idx_codes_fn kernel, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, uint32_t heads, float *out, float *best)
+{
+    for (; heads; heads &= heads - 1) {
+        uint32_t h = (uint32_t)__builtin_ctz(heads);
+        float b;
+        kernel(codes, scale, 1, quads, q + h, 1, out + h * IDX_BLOCK, IDX_BLOCK, &b);
+        best[h] = b > best[h] ? b : best[h];
     }
 }
 

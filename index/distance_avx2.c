@@ -138,9 +138,9 @@ static int32_t round_query(const float *v, float inverse, const float *up, uint3
     return idx_kernels_scalar.round(v, inverse, up, n, x);
 }
 
-static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+static void reach(const float *score, const float *spread, const float *votes, uint32_t n, float size, float margin, float least, uint32_t bit, uint32_t *want)
 {
-    idx_judge(scores, aim, nq, ret_value, ret_head);
+    idx_reach(score, spread, votes, n, size, margin, least, bit, want);
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -202,6 +202,11 @@ static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, u
         else
             codes_heads(1, codes, scale, n_blocks, quads, q, out, ld, ret_best);
     }
+}
+
+static void node(const uint8_t *block, const float *scale, uint32_t quads, const idx_code_query *q, uint32_t heads, float *out, float *best)
+{
+    idx_node(codes, block, scale, quads, q, heads, out, best);
 }
 
 /* exp by Taylor's polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], then the exponent. */
@@ -304,4 +309,4 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, round_query, idx_narrow_avx2};
+const idx_kernels idx_kernels_avx2 = {widen, dots, max_of, filter, split, node, reach, codes, visible, weigh, sums, nearest, round_query, idx_narrow_avx2};

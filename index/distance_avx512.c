@@ -151,9 +151,9 @@ static int32_t round_query(const float *v, float inverse, const float *up, uint3
     return _mm512_reduce_add_epi32(sum);
 }
 
-static void judge(const float *scores, const idx_aim *aim, uint32_t nq, float *ret_value, uint32_t *ret_head)
+static void reach(const float *score, const float *spread, const float *votes, uint32_t n, float size, float margin, float least, uint32_t bit, uint32_t *want)
 {
-    idx_judge(scores, aim, nq, ret_value, ret_head);
+    idx_reach(score, spread, votes, n, size, margin, least, bit, want);
 }
 
 /* nb (1 or 2) blocks for ng (1..8) heads: the sums stay in registers over all dimensions, and four bytes of a query, once loaded, serve all blocks. */
@@ -229,6 +229,39 @@ static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, u
             codes_heads(8, codes, scale, n_blocks, quads, q, out, ld, ret_best);
 #undef CASE
         }
+}
+
+/* The block is loaded once, where it fits the registers. */
+INLINE void node_heads(const uint32_t quads, const bool hold, const uint8_t *block, const float *scale, const idx_code_query *q, uint32_t heads, float *out, float *best)
+{
+    __m512 s = _mm512_load_ps(scale);
+    __m512i u[16];
+#pragma GCC unroll 16
+    for (uint32_t j = 0; hold && j < 16; j++)
+        u[j] = _mm512_load_si512(block + (size_t)j * 64);
+    for (; heads; heads &= heads - 1) {
+        uint32_t h = (uint32_t)__builtin_ctz(heads);
+        const int8_t *x = q[h].x;
+        __m512i dot[4] = {_mm512_set1_epi32(q[h].bias), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+#pragma GCC unroll 16
+        for (uint32_t j = 0; j < quads; j++) {
+            int32_t four;
+            memcpy(&four, x + 4 * (size_t)j, 4);
+            dot[j % 4] = _mm512_dpbusd_epi32(dot[j % 4], hold ? u[j % 16] : _mm512_load_si512(block + (size_t)j * 64), _mm512_set1_epi32(four));
+        }
+        __m512 score = idx_code_scores(_mm512_add_epi32(_mm512_add_epi32(dot[0], dot[1]), _mm512_add_epi32(dot[2], dot[3])), s, &q[h]);
+        _mm512_storeu_ps(out + h * IDX_BLOCK, score);
+        best[h] = _mm512_reduce_max_ps(_mm512_max_ps(score, _mm512_set1_ps(best[h]))); /* the second operand wins against NaN */
+    }
+}
+
+/* No more is asked for ahead: what comes next is not what lies next. */
+static void node(const uint8_t *block, const float *scale, uint32_t quads, const idx_code_query *q, uint32_t heads, float *out, float *best)
+{
+    if (quads == 16)
+        node_heads(16, true, block, scale, q, heads, out, best);
+    else
+        node_heads(quads, false, block, scale, q, heads, out, best);
 }
 
 /* 2^t: the nearest integer of t, from the bits of t + 1.5 * 2^23, is added to the exponent; of what is left, in [-1/2, 1/2], a polynomial of degree 4, exact
@@ -328,6 +361,6 @@ static void nearest(const int8_t *rows, uint32_t quads, const uint8_t *panel, co
     }
 }
 
-const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, judge, codes, visible, weigh, sums, nearest, round_query, idx_narrow_avx512};
+const idx_kernels idx_kernels_avx512 = {widen, dots, max_of, filter, split, node, reach, codes, visible, weigh, sums, nearest, round_query, idx_narrow_avx512};
 
-const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, judge, idx_codes_amx, visible, weigh, sums, idx_nearest_amx, round_query, idx_narrow_avx512};
+const idx_kernels idx_kernels_amx = {widen, dots, max_of, filter, split, node, reach, idx_codes_amx, visible, weigh, sums, idx_nearest_amx, round_query, idx_narrow_avx512};

@@ -32,8 +32,8 @@ void idx_scan(const idx_kernels *k, const idx_rows *keys, const float *q, uint32
     }
 }
 
-uint32_t idx_flat_search(const idx_rows *keys, const idx_query *q, idx_scratch *s)
+void idx_flat_search(const idx_rows *keys, const idx_query *q, idx_scratch *s)
 {
     idx_scan(idx_kernels_get(), keys, s->q, q->group, q->scale, q->lo, q->hi, s->tops, s->rows, s->scores, s->tmp);
-    return q->hi - q->lo;
+    s->visited = q->hi - q->lo;
 }

@@ -8,37 +8,24 @@
 #include "graph_build.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-static bool emit(idx_builder *b);
+static bool encode(idx_builder *b);
+static bool seal(idx_builder *b);
 
 static const idx_phase phases[] = {
-    {idx_space_gram, .02f},
-    {idx_space_mean, .01f},
-    {idx_space_basis, .01f},
-    {idx_space_rows, .02f},
-    {idx_knn_search, .3f},
-    {idx_knn_pivots, .01f},
-    {idx_knn_entries, .02f},
-    {idx_link_project, .15f},
-    {idx_link_reverse, .01f},
-    {idx_link_connect, .25f},
-    {idx_link_merge, .19f},
-    {idx_link_reach, .01f},
-    {emit, .01f},
-    {idx_tune, .05f},
+    {idx_codes_mean, .02f}, {encode, .1f}, {idx_knn_search, .5f}, {idx_knn_invert, .02f}, {idx_link, .16f}, {seal, 0}, {idx_tune_truth, .1f}, {idx_tune, .1f},
 };
-enum {
-    DEFAULT_SPARE = 128, /* without training queries to measure it by */
-    EMIT_PIECE = 2048,   /* nodes per step */
-};
-enum { N_PHASES = sizeof phases / sizeof phases[0] };
+enum { N_PHASES = sizeof phases / sizeof phases[0], PIECE_NODES = 16 };
+
+static const float most_spread = 1e15f; /* squares stay numbers */
 
 idx_graph_params idx_graph_params_default(void)
 {
-    return (idx_graph_params){.knn = 100, .degree = 16, .beam = 32, .pivots = 8, .entries = 32};
+    return (idx_graph_params){.knn = 64, .degree = 16};
 }
 
 bool idx_train_fits(const idx_queries *train)
@@ -46,20 +33,14 @@ bool idx_train_fits(const idx_queries *train)
     return !train->m || (train->group && train->group <= IDX_MAX_GROUP && train->m <= IDX_MAX_ROWS / train->group);
 }
 
-static bool params_fit(const idx_rows *keys, const idx_queries *train, const idx_graph_params *p)
+static bool params_fit(const idx_graph_params *p)
 {
-    if (!keys->n || keys->n > IDX_MAX_ROWS || !keys->dim || keys->dim > IDX_MAX_DIM || keys->type > IDX_Q8_0 ||
-        (keys->n > 1 && keys->stride < idx_row_bytes(keys)))
-        return false;
-    if (!idx_train_fits(train))
-        return false;
-    return p->knn && p->knn <= IDX_MAX_GATHER && p->degree && p->degree <= IDX_MAX_CANDIDATES / 2 && p->beam && p->beam <= IDX_MAX_BEAM &&
-           p->pivots && p->pivots <= p->knn && p->entries && p->entries <= IDX_MAX_ENTRIES;
+    return p->knn && p->knn <= IDX_MAX_KNN && p->degree && p->degree <= IDX_MAX_DEGREE;
 }
 
 int idx_build_scratch(idx_builder *b)
 {
-    size_t heads = b->train.m ? b->train.group : 1, cap = idx_top_cap(IDX_MAX_GATHER);
+    size_t heads = b->train.m ? b->train.group : 1, cap = idx_top_cap(IDX_MAX_KNN);
     b->q = idx_alloc(heads * b->dim_pad, 4);
     b->rows = idx_alloc((size_t)IDX_BLOCK * b->dim_pad, 4);
     b->scores = idx_alloc(heads * IDX_TILE, 4);
@@ -70,32 +51,34 @@ int idx_build_scratch(idx_builder *b)
     return 0;
 }
 
-int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret)
+static int graph_memory(idx_builder *b)
 {
-    if (!params_fit(keys, train, params))
-        return -EINVAL;
-    idx_builder *b = calloc(1, sizeof *b);
-    if (!b)
-        return -ENOMEM;
-    b->keys = *keys;
-    b->there = keys->n;
-    b->train = *train;
-    b->params = *params;
-    b->phases = phases;
-    b->n_phases = N_PHASES;
-    b->k = idx_kernels_get();
-    b->dim_pad = idx_dim_pad(keys->dim);
-    b->n_queries = train->m ? train->m * train->group : 0;
-    b->generation = 1; /* the marks of idx_knn_entries() */
-    int r = idx_build_scratch(b);
+    float power[IDX_MAX_DIM];
+    idx_query_power(&b->train, b->keys.dim, power);
+    int r = b->train.m ? idx_codes_build_queries(b, power) : 0;
     if (!r)
-        r = idx_space_new(b);
-    if (!r)
-        r = idx_knn_new(b);
+        r = idx_build_scratch(b);
     if (!r)
         r = idx_link_new(b);
     if (!r)
         r = idx_tune_new(b);
+    return r ? r : idx_knn_new(b);
+}
+
+int idx_builder_new(const idx_rows *keys, const idx_queries *train, const idx_graph_params *params, idx_builder **ret)
+{
+    idx_builder *b;
+    if (!params_fit(params) || !idx_train_fits(train))
+        return -EINVAL;
+    int r = idx_codes_build_new(IDX_GRAPH, keys, NULL, NULL, &b);
+    if (r < 0)
+        return r;
+    b->train = *train;
+    b->params = *params;
+    b->phases = phases;
+    b->n_phases = N_PHASES;
+    b->n_queries = train->m ? train->m * train->group : 0;
+    r = graph_memory(b);
     if (r < 0) {
         idx_builder_free(b);
         return r;
@@ -108,29 +91,22 @@ void idx_builder_free(idx_builder *b)
 {
     if (!b)
         return;
-    void *parts[] = {b->gram,        b->mean,         b->basis,      b->space,       b->half,          b->hits.ids,
-                     b->hits.count,  b->pivots.first, b->pivots.ids, b->tops,        b->top_ids,       b->top_scores,
-                     b->entries,     b->out.ids,      b->out.count,  b->near.ids,    b->near.count,    b->links.ids,
-                     b->links.count, b->out_in.first, b->out_in.ids, b->near_in.ids, b->near_in.count, b->stamp,
-                     b->queue,       b->tune_hits,    b->q,          b->rows,        b->scores,        b->tmp,
-                     b->cand,        b->cand_score,   b->cand_rows};
+    void *parts[] = {b->gram,  b->mean, b->basis,     b->space,     b->half, b->hits.ids, b->hits.count, b->queries.first, b->queries.ids,
+                     b->count, b->met,  b->met_count, b->tune_hits, b->tune, b->q,    b->rows,     b->scores,     b->tmp};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
     idx_codes_build_free(b->codes);
     idx_lists_build_free(b->lists);
     idx_free(b->result);
-    idx_scratch_free(b->tune_scratch);
+    idx_scratch_free(b->scratch);
     free(b);
 }
 
-/* An arena with all but the links and their table. */
+/* With room for all the links there may be, which come last. */
 static int arena_new(idx_builder *b)
 {
-    uint32_t n = b->keys.n;
-    uint64_t n_links = 0;
-    for (uint32_t i = 0; i < n; i++)
-        n_links += b->links.count[i];
-    size_t bytes = idx_arena_bytes(n, b->n_entries, n_links);
+    uint32_t n = b->keys.n, dim = b->keys.dim;
+    size_t at[IDX_GRAPH_PARTS], bytes = idx_graph_max_bytes(n, dim, b->n_tune ? b->train.group : 0, b->params.degree);
     uint8_t *arena = bytes ? idx_alloc(bytes, 1) : NULL;
     idx_index *ix = calloc(1, sizeof *ix);
     if (!arena || !ix) {
@@ -138,40 +114,96 @@ static int arena_new(idx_builder *b)
         free(ix);
         return -ENOMEM;
     }
-    idx_header h = {.magic = IDX_MAGIC,
-                    .version = IDX_VERSION,
-                    .kind = IDX_GRAPH,
-                    .n = n,
-                    .dim = b->keys.dim,
-                    .max_degree = b->links.stride,
-                    .n_entries = b->n_entries,
-                    .spare = DEFAULT_SPARE,
-                    .n_links = n_links,
-                    .bytes = bytes};
+    memset(arena, 0, bytes);
+    idx_header h = {.magic = IDX_MAGIC, .version = IDX_VERSION, .kind = IDX_GRAPH, .n = n, .dim = dim, .max_degree = b->params.degree, .n_margins = b->n_tune ? b->train.group : 0, .bytes = bytes};
     memcpy(arena, &h, sizeof h);
-    memcpy(arena + sizeof h, b->entries, (size_t)b->n_entries * 4);
     idx_index_bind(ix, arena, bytes);
+    idx_graph_layout(n, dim, h.n_margins, 0, at);
+    memcpy(arena + at[0], idx_codes_mean_of(b), (size_t)b->dim_pad * 4);
+    memcpy(arena + at[0] + (size_t)b->dim_pad * 4, idx_codes_unit_of(b), (size_t)b->dim_pad * 4);
     b->result = ix;
     return 0;
 }
 
-/* Lays the graph out. at: next node; sub: its first link. */
-static bool emit(idx_builder *b)
+static uint8_t *writable(idx_builder *b, const void *part)
+{
+    return b->result->arena + ((const uint8_t *)part - b->result->arena);
+}
+
+/* A node's mean key, as a code, and how far its keys lie from it: root mean square over keys and dimensions. keys: n of them, less the mean of all, those that aren't finite left out. */
+static void encode_mean(idx_builder *b, uint32_t node, const float *keys, uint32_t n)
+{
+    const idx_index *ix = b->result;
+    float v[IDX_MAX_DIM] __attribute__((aligned(64))) = {0}, *scale = (float *)(void *)writable(b, ix->code.cent_scale) + node, *spread = (float *)(void *)writable(b, ix->code.spread) + node;
+    double squares = 0;
+    if (!n)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < b->keys.dim; j++)
+            v[j] += keys[(size_t)i * b->dim_pad + j] / (float)n;
+    for (uint32_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (uint32_t j = 0; j < b->keys.dim; j++) {
+            float x = keys[(size_t)i * b->dim_pad + j] - v[j];
+            sum += x * x;
+        }
+        squares += (double)sum;
+    }
+    *spread = fminf((float)sqrt(squares / n / b->keys.dim), most_spread);
+    *scale = idx_codes_encode(b, v, ix->code.quads, writable(b, ix->code.cent_codes) + node / IDX_BLOCK * ix->code.block_bytes + node % IDX_BLOCK * 4);
+    if (!(*scale < INFINITY)) { /* too large for a mean: such a node is always read */
+        *scale = 0;
+        *spread = most_spread;
+    }
+}
+
+/* at: next node. */
+static bool encode(idx_builder *b)
 {
     if (!b->at)
         b->error = arena_new(b);
     if (b->error)
         return true;
-    uint32_t n = b->keys.n, end = n - (uint32_t)b->at < EMIT_PIECE ? n : (uint32_t)b->at + EMIT_PIECE;
-    uint32_t *first = (uint32_t *)(void *)(b->result->arena + sizeof(idx_header)) + b->n_entries, *links = first + n + 1;
-    for (uint32_t i = (uint32_t)b->at; i < end; i++) {
-        first[i] = b->sub;
-        memcpy(links + b->sub, b->links.ids + (size_t)i * b->links.stride, (size_t)b->links.count[i] * 4);
-        b->sub += b->links.count[i];
+    idx_index *ix = b->result;
+    uint32_t nodes = ix->code.n_blocks, end = nodes - (uint32_t)b->at < PIECE_NODES ? nodes : (uint32_t)b->at + PIECE_NODES;
+    for (uint32_t node = (uint32_t)b->at; node < end; node++) {
+        uint32_t row = node * IDX_BLOCK, n = b->keys.n - row < IDX_BLOCK ? b->keys.n - row : IDX_BLOCK, finite = 0;
+        float *scales = (float *)(void *)writable(b, ix->code.scale) + row, own[IDX_MAX_DIM];
+        uint8_t *codes = writable(b, ix->code.codes) + (size_t)node * ix->code.block_bytes;
+        memset(codes, 128, ix->code.block_bytes);
+        if (node % IDX_BLOCK == 0)
+            memset(writable(b, ix->code.cent_codes) + node / IDX_BLOCK * ix->code.block_bytes, 128, ix->code.block_bytes);
+        b->k->widen(b->rows, &b->keys, NULL, row, n);
+        for (uint32_t i = 0; i < IDX_BLOCK; i++) {
+            float *v = b->rows + (size_t)i * b->dim_pad;
+            scales[i] = NAN;
+            for (uint32_t j = 0; j < b->dim_pad && i < n; j++)
+                own[j] = v[j] -= idx_codes_mean_of(b)[j];
+            if (i < n)
+                scales[i] = idx_codes_encode(b, own, ix->code.quads, codes + i * 4);
+            if (!(scales[i] < INFINITY))
+                continue;
+            b->noise += (double)scales[i] * (double)scales[i] / 12; /* rounding is uniform in +-1/2 */
+            memmove(b->rows + (size_t)finite++ * b->dim_pad, v, (size_t)b->dim_pad * sizeof *v);
+        }
+        encode_mean(b, node, b->rows, finite);
     }
-    first[end] = b->sub;
     b->at = end;
-    return end == n;
+    if (end < nodes)
+        return false;
+    ((idx_header *)(void *)ix->arena)->noise = (float)sqrt(b->noise / b->keys.n);
+    return true;
+}
+
+/* The links are there: the arena ends with the last. */
+static bool seal(idx_builder *b)
+{
+    size_t at[IDX_GRAPH_PARTS];
+    idx_index *ix = b->result;
+    idx_header *h = (idx_header *)(void *)ix->arena;
+    h->n_links = ix->first[ix->code.n_blocks];
+    h->bytes = ix->bytes = idx_graph_layout(h->n, h->dim, h->n_margins, h->n_links, at);
+    return true;
 }
 
 static bool past(uint64_t deadline_ns)
@@ -212,13 +244,24 @@ int idx_builder_step(idx_builder *b, uint64_t deadline_ns)
     return b->error;
 }
 
+/* What `at` comes to in the phase at hand. */
+static uint64_t total_of(const idx_builder *b)
+{
+    bool (*step)(idx_builder *) = b->phases[b->phase].step;
+    if (step == encode || step == idx_link)
+        return (b->keys.n + IDX_BLOCK - 1) / IDX_BLOCK;
+    if (step == idx_tune || step == idx_tune_truth)
+        return (step == idx_tune ? (uint64_t)IDX_TUNE_TRIALS : 1) * b->n_tune;
+    return step == idx_knn_search ? b->train.m : step == idx_knn_invert ? b->n_queries : b->keys.n;
+}
+
 float idx_builder_progress(const idx_builder *b)
 {
     float done = 0;
     for (int i = 0; i < b->phase; i++)
         done += b->phases[i].share;
     if (b->phase < b->n_phases) {
-        uint32_t total = b->phases[b->phase].step == idx_knn_search ? b->train.m : b->keys.n;
+        uint64_t total = total_of(b);
         float part = total ? (float)b->at / (float)total : 0;
         done += b->phases[b->phase].share * (part < 1 ? part : 1);
     }

@@ -5,10 +5,9 @@
 
 #include "private.h"
 
-/* Candidates a node's links are chosen from; a longer list is cut to its nearest ones. */
-enum { IDX_MAX_GATHER = 4096, IDX_MAX_CANDIDATES = 256, IDX_MAX_BEAM = 256, IDX_SPARE_LINKS = 4 };
+enum { IDX_MAX_KNN = 4096, IDX_TUNE_K = 100, IDX_TUNE_TRIALS = 6 };
 
-/* Lists of node numbers with a common stride. */
+/* Lists of numbers with a common stride. */
 typedef struct {
     uint32_t *ids, *count; /* [n][stride], [n] */
     uint32_t stride;
@@ -16,7 +15,7 @@ typedef struct {
 
 /* Lists of differing length, one after another. */
 typedef struct {
-    uint32_t *first, *ids; /* [n + 1], [first[n]] */
+    uint32_t *first, *ids; /* [n + 2], [first[n]] */
 } idx_runs;
 
 /* One phase of a build. share: of the build time, measured at 8K keys, for the progress bar. */
@@ -47,40 +46,33 @@ struct idx_builder {
     float *half;         /* [n]: half the squared norm of each row of space */
 
     /* graph_knn.c */
-    idx_lists hits;  /* per query: the best `knn` keys, the best `pivots` of them first */
-    idx_runs pivots; /* per key: the queries it is a pivot of */
-    idx_top *tops;   /* [group] */
-    uint32_t *top_ids;
-    float *top_scores;
-    uint32_t *entries, n_entries;
+    idx_lists hits;       /* per training query: the nodes that hold its best `knn` keys */
+    idx_runs queries;     /* per node: the queries that have hits in it */
+    idx_scratch *scratch; /* of a training position; NULL: there is none */
 
     /* graph_link.c */
-    idx_lists out, near, links;  /* projection; connectivity pass; final */
-    idx_runs out_in;             /* reverse links of out */
-    idx_lists near_in;           /* and of near, as many as fit */
-    uint32_t *stamp, generation; /* [n] */
-    uint32_t *queue, n_queue;    /* [n] */
-    uint32_t n_reached;
+    double noise; /* squared rounding errors of a dimension, summed over keys */
+    uint32_t *count, *met; /* [n_nodes + 16]: queries that met a node; nodes met */
+    float *met_count;      /* [n_nodes + 16] */
 
     /* graph_tune.c */
     uint32_t n_tune;     /* training positions kept for measuring */
     uint32_t *tune_hits; /* [n_tune][group][1 + TUNE_K]: their exact hits: how many, the best first */
-    uint32_t tune_missed, tune_of, tune_missed_best, tune_of_best;
-    idx_scratch *tune_scratch;
+    struct idx_tune_head *tune; /* [group] */
 
     /* scratch */
     float *q, *rows, *scores, *tmp;
-    uint32_t *cand, n_cand;        /* [IDX_MAX_GATHER + 16] */
-    float *cand_score, *cand_rows; /* [IDX_MAX_GATHER + 16]; [IDX_MAX_CANDIDATES + 16][dim_pad] */
     idx_index *result;
 };
 
-/* codes_build.c. The new builder's phases are not set; its clusters are those of the values, or else of `points`. */
+/* codes_build.c. The new builder's phases are not set; its clusters are those of the values, or else of `points`; a graph has none, and no values. */
 int idx_codes_build_new(idx_kind kind, const idx_rows *keys, const idx_rows *values, void *memory, idx_builder **ret);
 void idx_codes_build_points(idx_builder *b, const idx_rows *points);
 int idx_codes_build_queries(idx_builder *b, const float *power); /* as query_power in index.h */
 void idx_codes_build_free(struct idx_codes_build *c);
 bool idx_codes_mean(idx_builder *b);
+const float *idx_codes_mean_of(const idx_builder *b); /* [dim_pad], after idx_codes_mean() */
+const float *idx_codes_unit_of(const idx_builder *b);
 bool idx_codes_cluster(idx_builder *b);
 bool idx_codes_emit(idx_builder *b);
 uint32_t idx_codes_needs(const idx_builder *b); /* rows, while idx_codes_cluster is at work */
@@ -105,24 +97,21 @@ bool idx_space_basis(idx_builder *b);
 bool idx_space_rows(idx_builder *b);
 
 /* graph_knn.c */
+/* The rows that a training query says something about to a search: those it could see, but, where there are enough, not the first and the newest of them. */
+void idx_train_range(const idx_builder *b, uint32_t position, uint32_t *ret_lo, uint32_t *ret_hi);
 int idx_knn_new(idx_builder *b);
 bool idx_knn_search(idx_builder *b);
-bool idx_knn_pivots(idx_builder *b);
-bool idx_knn_entries(idx_builder *b);
+bool idx_knn_invert(idx_builder *b);
 
 /* graph_link.c */
 int idx_link_new(idx_builder *b);
-bool idx_link_project(idx_builder *b);
-bool idx_link_reverse(idx_builder *b);
-bool idx_link_connect(idx_builder *b);
-bool idx_link_merge(idx_builder *b);
-bool idx_link_reach(idx_builder *b);
+bool idx_link(idx_builder *b);
 
 /* graph_tune.c */
 int idx_tune_new(idx_builder *b);
+bool idx_tune_truth(idx_builder *b);
 bool idx_tune(idx_builder *b);
 /* Whether a training position is kept for measuring, and then its number. */
 bool idx_tune_owns(const idx_builder *b, uint32_t position, uint32_t *ret);
-void idx_tune_take(idx_builder *b, uint32_t number); /* the hits in b->tops are this one's */
 
 #endif

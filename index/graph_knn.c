@@ -1,116 +1,119 @@
-/* Exact nearest keys of the training queries, and what follows from them: pivots and entry points. */
+/* Nearest keys of the training queries, by their codes: links are counts of hits, for which scores some hundredths off are as good. */
 #include "graph_build.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCAN_PIECE = 4096, QUERY_PIECE = 512, ENTRY_QUERIES = 1024, OPEN_EVERY = 4 };
+enum { TILES = 16, QUERY_PIECE = 512, OPEN_EVERY = 4 };
+
+/* What a step of decoding reads anyway, the window, has the best keys of most queries, which would hide all others. */
+enum { SINKS = 128, RECENT = 512, ENOUGH = 4096 };
+
+void idx_train_range(const idx_builder *b, uint32_t position, uint32_t *ret_lo, uint32_t *ret_hi)
+{
+    uint32_t n = b->keys.n, rows = b->train.pos[position] >= n ? n : b->train.pos[position] + 1;
+    *ret_lo = rows < ENOUGH ? 0 : SINKS;
+    *ret_hi = rows < ENOUGH ? rows : rows - RECENT;
+}
 
 int idx_knn_new(idx_builder *b)
 {
-    size_t n = b->keys.n, nq = b->n_queries, knn = b->params.knn, cap = idx_top_cap((uint32_t)knn), group = b->train.group;
-    b->hits = (idx_lists){idx_alloc(nq * knn, 4), calloc(nq + 1, 4), (uint32_t)knn};
-    b->pivots = (idx_runs){calloc(n + 2, 4), idx_alloc(nq * b->params.pivots, 4)};
-    b->tops = calloc(group + 1, sizeof *b->tops);
-    b->top_ids = idx_alloc(group * cap, 4);
-    b->top_scores = idx_alloc(group * cap, 4);
-    b->entries = calloc(b->params.entries, 4);
-    if (!b->hits.ids || !b->hits.count || !b->pivots.first || !b->pivots.ids || !b->tops || !b->top_ids || !b->top_scores || !b->entries)
+    size_t nodes = ((size_t)b->keys.n + IDX_BLOCK - 1) / IDX_BLOCK, nq = b->n_queries, stride = b->params.knn < nodes ? b->params.knn : nodes;
+    b->hits = (idx_lists){idx_alloc(nq * stride, 4), calloc(nq + 1, 4), (uint32_t)stride};
+    b->queries = (idx_runs){calloc(nodes + 2, 4), NULL};
+    if (!b->hits.ids || !b->hits.count || !b->queries.first)
         return -ENOMEM;
-    for (size_t h = 0; h < group; h++) {
-        b->tops[h].ids = b->top_ids + h * cap;
-        b->tops[h].scores = b->top_scores + h * cap;
-    }
-    return 0;
+    return b->n_queries ? idx_scratch_new(b->keys.n, b->keys.dim, b->train.group, b->params.knn > IDX_TUNE_K ? b->params.knn : IDX_TUNE_K, &b->scratch) : 0;
 }
 
-/* at = training position, sub = first row not yet scanned. Causal: a query meets only the rows it could attend to when it was made. Every
- * fourth meets all rows, because else the newest keys have hardly any training query (measured at 32K keys: recall .984 -> .991). */
+static void take_query(idx_builder *b, size_t position)
+{
+    uint32_t group = b->train.group, dim = b->keys.dim;
+    idx_query q = {.group = group, .scale = 1};
+    idx_rows rows = {b->train.q + position * group * dim, (size_t)dim * 2, group, dim, IDX_F16};
+    b->k->widen(b->scratch->q, &rows, NULL, 0, group);
+    idx_code_queries(b->result, &q, b->scratch);
+    for (uint32_t h = 0; h < group; h++) {
+        idx_top_reset(&b->scratch->tops[h], b->params.knn < b->keys.n ? b->params.knn : b->keys.n, INFINITY, -INFINITY);
+        b->scratch->tops[h].thr = -FLT_MAX;
+    }
+}
+
+/* The nodes of a query's hits, each once. */
+static void take_hits(idx_builder *b, size_t query, const idx_top *t)
+{
+    uint32_t *to = b->hits.ids + query * b->hits.stride, n = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        uint32_t node = t->ids[i] / IDX_BLOCK;
+        if (b->count[node] == query + 1)
+            continue;
+        b->count[node] = (uint32_t)query + 1;
+        to[n++] = node;
+        b->queries.first[node + 2]++;
+    }
+    b->hits.count[query] = n;
+}
+
+/* at = training position, sub = nodes scanned. Causal, by whole nodes: a query meets only rows it could attend to when it was made. Every
+ * fourth meets all newer ones, too, because else the newest keys have hardly any training query. */
 bool idx_knn_search(idx_builder *b)
 {
-    uint32_t m = b->train.m, group = b->train.group, dim = b->keys.dim, n = b->keys.n;
-    if (b->at == m)
-        return true;
+    uint32_t m = b->train.m, group = b->train.group, nodes = (b->keys.n + IDX_BLOCK - 1) / IDX_BLOCK, number;
     size_t i = (size_t)b->at;
-    uint32_t number;
-    bool tune = idx_tune_owns(b, (uint32_t)i, &number);
-    uint32_t rows = (i % OPEN_EVERY == 0 && !tune) || b->train.pos[i] >= n ? n : b->train.pos[i] + 1;
-    if (!b->sub) {
-        idx_rows q = {b->train.q + i * group * dim, (size_t)dim * 2, group, dim, IDX_F16};
-        b->k->widen(b->q, &q, NULL, 0, group);
-        for (uint32_t h = 0; h < group; h++)
-            idx_top_reset(&b->tops[h], b->params.knn, INFINITY, -INFINITY);
+    if (!b->n_queries || b->at == m) {
+        memset(b->count, 0, nodes * sizeof *b->count);
+        return true;
     }
-    uint32_t end = rows - b->sub > SCAN_PIECE ? b->sub + SCAN_PIECE : rows;
-    idx_scan(b->k, &b->keys, b->q, group, 1, b->sub, end, b->tops, b->rows, b->scores, b->tmp);
-    b->sub = end;
-    if (end < rows)
+    if (idx_tune_owns(b, (uint32_t)i, &number)) {
+        b->at++;
+        return false;
+    }
+    idx_scratch *s = b->scratch;
+    const idx_index *ix = b->result;
+    uint32_t lo, hi;
+    idx_train_range(b, (uint32_t)i, &lo, &hi);
+    uint32_t first = lo / IDX_BLOCK, seen = i % OPEN_EVERY == 0 ? nodes : (hi + IDX_BLOCK - 1) / IDX_BLOCK;
+    if (!b->sub)
+        take_query(b, i);
+    for (uint32_t tile = 0; tile < TILES && first + b->sub < seen; tile++) {
+        uint32_t node = first + b->sub, row = node * IDX_BLOCK, n = seen - node < IDX_TILE / IDX_BLOCK ? seen - node : IDX_TILE / IDX_BLOCK;
+        b->k->codes(ix->code.codes + (size_t)node * ix->code.block_bytes, ix->code.scale + row, n, ix->code.quads, s->code_query + (size_t)(tile % IDX_ROUNDINGS) * group, group,
+                    s->scores, IDX_TILE, s->tile_best);
+        for (uint32_t h = 0; h < group; h++)
+            idx_top_add_known(b->k, &s->tops[h], row, s->scores + (size_t)h * IDX_TILE, n * IDX_BLOCK, s->tile_best[h], s->tmp);
+        b->sub += n;
+    }
+    if (first + b->sub < seen)
         return false;
     b->sub = 0;
     b->at++;
-    if (tune) {
-        idx_tune_take(b, number);
-        return false;
-    }
     for (uint32_t h = 0; h < group; h++) {
-        idx_top *t = &b->tops[h];
-        idx_top_finish(b->k, t, b->tmp);
-        uint32_t p = idx_select(t->ids, t->scores, t->n, b->params.pivots);
-        memcpy(b->hits.ids + (i * group + h) * b->hits.stride, t->ids, (size_t)t->n * 4);
-        b->hits.count[i * group + h] = t->n;
-        for (uint32_t j = 0; j < p; j++)
-            b->pivots.first[t->ids[j] + 2]++;
+        idx_top_finish(b->k, &s->tops[h], s->tmp);
+        take_hits(b, i * group + h, &s->tops[h]);
     }
     return false;
 }
 
-/* Inverts "query -> pivots". first[] was counted two places ahead, so that filling leaves it right. */
-bool idx_knn_pivots(idx_builder *b)
+/* Inverts "query -> nodes". first[] was counted two places ahead, so that filling leaves it right. */
+bool idx_knn_invert(idx_builder *b)
 {
-    if (!b->at)
-        for (uint32_t i = 1; i <= b->keys.n; i++)
-            b->pivots.first[i + 1] += b->pivots.first[i];
+    uint32_t nodes = (b->keys.n + IDX_BLOCK - 1) / IDX_BLOCK, *first = b->queries.first;
+    if (!b->queries.ids) {
+        for (uint32_t i = 1; i <= nodes; i++)
+            first[i + 1] += first[i];
+        b->queries.ids = idx_alloc(first[nodes + 1], 4);
+        if (!b->queries.ids) {
+            b->error = -ENOMEM;
+            return true;
+        }
+    }
     for (uint32_t c = 0; c < QUERY_PIECE && b->at < b->n_queries; c++, b->at++) {
         const uint32_t *hits = b->hits.ids + (size_t)b->at * b->hits.stride;
-        uint32_t p = b->hits.count[b->at] < b->params.pivots ? b->hits.count[b->at] : b->params.pivots;
-        for (uint32_t j = 0; j < p; j++)
-            b->pivots.ids[b->pivots.first[hits[j] + 1]++] = (uint32_t)b->at;
+        for (uint32_t j = 0; j < b->hits.count[b->at]; j++)
+            b->queries.ids[first[hits[j] + 1]++] = (uint32_t)b->at;
     }
     return b->at == b->n_queries;
-}
-
-/* Entry points: greedily, the key that is among the hits of most queries not yet led to one; at the end, keys at even distances. */
-bool idx_knn_entries(idx_builder *b)
-{
-    uint32_t n = b->keys.n, want = b->params.entries < n ? b->params.entries : n;
-    uint32_t *count = b->queue, step = b->n_queries / ENTRY_QUERIES + 1;
-    if (b->n_entries == want)
-        return true;
-    memset(count, 0, (size_t)n * 4);
-    uint32_t left = 0;
-    for (uint32_t i = 0; i < b->n_queries; i += step) {
-        const uint32_t *hits = b->hits.ids + (size_t)i * b->hits.stride;
-        bool done = false;
-        for (uint32_t j = 0; j < b->hits.count[i] && !done; j++)
-            done = b->stamp[hits[j]] == 1;
-        if (done)
-            continue;
-        left++;
-        for (uint32_t j = 0; j < b->hits.count[i]; j++)
-            count[hits[j]]++;
-    }
-    uint32_t best = (uint32_t)((uint64_t)b->n_entries * n / want);
-    if (left) {
-        for (uint32_t i = 0; i < n; i++)
-            if (b->stamp[i] != 1 && count[i] > count[best])
-                best = i;
-    } else {
-        while (b->stamp[best] == 1)
-            best = (best + 1) % n;
-    }
-    b->stamp[best] = 1;
-    b->entries[b->n_entries++] = best;
-    return false;
 }

@@ -1,188 +1,216 @@
-/* One best-first search for the whole query group.
+/* One walk for the whole query group, in rounds.
  *
- * A node is scored for all heads when it is met, and expanded when some head has it among the best `want` keys it has met so far; want =
- * the number of hits + spare, where the hits are top_k under a plain budget, and those met within beta of the best under a dynamic one.
- * What no head wants any more is dropped when it comes up. So the beam's width follows each head's own scores: a head with few keys above
- * its threshold stops early, a flat one goes on. Heads share one frontier, ordered by how far a score lies above the head's threshold, in
- * units of the distance from there to its best score.
- */
+ * A node is 16 successive keys, so every node's mean key can be looked at: a sixteenth of a scan. How high a key of a node may score for a head is guessed from the mean key's score, how far the node's
+ * keys lie from it, a margin (graph_tune.c) and votes: each node that turns out to hold a key a head wants votes for the nodes it is linked to, with the share of training queries that had hits in both
+ * when they had one in it (graph_link.c). A round reads, in the order of memory, all nodes whose bound reaches the threshold of some head, for just those heads; what they hold raises thresholds and casts
+ * votes; until a round finds nothing more to read. Heads decide one by one, but their votes are pooled, and a node comes once from memory for all that want it.
+ *
+ * Scores are those of codes, as in a scan; what may be a hit is scored again from the keys. */
 #include "private.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
+
+enum {
+    HEADS = 32,         /* that a word of bits holds */
+    LEAST_WANTED = 100, /* the margin holds for this many keys and more; fewer are searched for as if they were as many */
+    FEW = 8,            /* nodes looked at together */
+    AHEAD = 8,          /* nodes asked for before they are scored */
+};
 
 typedef struct {
     const idx_kernels *k;
     const idx_index *ix;
-    const idx_rows *keys;
     const idx_query *q;
     idx_scratch *s;
-    uint32_t pending[IDX_TILE]; /* met, not yet scored */
-    uint32_t n_pending;
-    uint32_t visited, inside, outside; /* keys scored; nodes expanded inside and outside [lo, hi) */
-} search;
+    uint32_t head0, n_heads; /* at work on these */
+    uint32_t first, end;     /* nodes that meet [lo, hi) */
+    uint32_t wanted;
+    float beta, size[HEADS], margin[HEADS], least[HEADS]; /* a query's length; how far it looks; a node that can't reach this isn't read for the head */
+} walk;
 
-static void push(idx_scratch *s, idx_node node)
+static void ask(const walk *w, uint32_t node)
 {
-    uint32_t i = s->n_frontier++;
-    while (i) {
-        uint32_t up = (i - 1) / 2;
-        if (s->frontier[up].priority >= node.priority)
-            break;
-        s->frontier[i] = s->frontier[up];
-        i = up;
-    }
-    s->frontier[i] = node;
+    const uint8_t *codes = w->ix->code.codes + (size_t)node * w->ix->code.block_bytes;
+    __builtin_prefetch(w->ix->code.scale + node * IDX_BLOCK);
+    for (size_t i = 0; i < w->ix->code.block_bytes; i += 64)
+        __builtin_prefetch(codes + i);
 }
 
-static idx_node pop(idx_scratch *s)
+/* Scores a node for some heads; best: [n_heads], -INFINITY for the others. */
+static void read_node(walk *w, uint32_t node, uint32_t bits, float *best)
 {
-    idx_node top = s->frontier[0], node = s->frontier[--s->n_frontier];
-    uint32_t i = 0, n = s->n_frontier;
-    for (;;) {
-        uint32_t c = 2 * i + 1;
-        if (c >= n)
-            break;
-        if (c + 1 < n && s->frontier[c + 1].priority > s->frontier[c].priority)
-            c++;
-        if (node.priority >= s->frontier[c].priority)
-            break;
-        s->frontier[i] = s->frontier[c];
-        i = c;
+    idx_scratch *s = w->s;
+    uint32_t row = node * IDX_BLOCK, lo = w->q->lo, hi = w->q->hi;
+    const float *scale = w->ix->code.scale + row;
+    if (row < lo || row + IDX_BLOCK > hi) { /* rows outside have no score */
+        for (uint32_t i = 0; i < IDX_BLOCK; i++)
+            s->scales[i] = row + i >= lo && row + i < hi ? scale[i] : NAN;
+        scale = s->scales;
     }
-    if (n)
-        s->frontier[i] = node;
-    return top;
+    for (uint32_t h = 0; h < w->n_heads; h++)
+        best[h] = -INFINITY;
+    const idx_code_query *query = s->code_query + (size_t)(node % IDX_ROUNDINGS) * w->q->group + w->head0;
+    w->k->node(w->ix->code.codes + (size_t)node * w->ix->code.block_bytes, scale, w->ix->code.quads, query, bits, s->scores, best);
+    bool voter = false;
+    for (; bits; bits &= bits - 1) {
+        uint32_t h = (uint32_t)__builtin_ctz(bits);
+        idx_top *t = &s->tops[w->head0 + h];
+        if (best[h] >= t->thr)
+            idx_top_add_known(w->k, t, row, s->scores + h * IDX_BLOCK, IDX_BLOCK, best[h], s->tmp);
+        voter |= best[h] >= w->least[h];
+    }
+    if (voter)
+        for (uint32_t l = w->ix->first[node]; l < w->ix->first[node + 1]; l += IDX_ALIGN / sizeof *w->ix->links)
+            __builtin_prefetch(w->ix->links + l);
 }
 
-/* Sets a head's threshold, the score of its want-th best key so far, and its gain: a score s is worth (s - best) * gain + 1, which is 1 for
- * the best key and 0 at the threshold. */
-static void retarget(search *x, uint32_t h)
+/* The score that a key must reach to be wanted by the head, and what lies so far below that not even its rounding could lift it is forgotten. */
+static void set_least(walk *w, uint32_t h)
 {
-    const idx_top *t = &x->s->tops[h];
-    idx_aim *a = &x->s->aims[h];
-    uint32_t want = t->keep;
-    if (x->q->budget.beta > 0) {
-        float least = fmaxf(t->best, x->q->floor ? x->q->floor[h] : -INFINITY) - x->q->budget.beta;
-        want = x->ix->header->spare;
-        for (uint32_t i = 0; i < t->n; i++)
-            want += t->scores[i] >= least;
-        if (want > t->keep)
-            want = t->keep;
-    }
-    float low = t->best;
-    if (t->n >= want) {
-        a->least = -INFINITY;
-        low = a->threshold = idx_kth(x->k, t->scores, t->n, want, x->s->tmp);
-    } else {
-        a->threshold = -INFINITY; /* everything is wanted, */
-        a->least = 0;             /* in the order of its value */
-        for (uint32_t i = 0; i < t->n; i++)
-            low = fminf(low, t->scores[i]);
-    }
-    a->best = t->n ? t->best : 0;
-    a->gain = t->n && t->best > low ? 1 / (t->best - low) : 1;
-    a->next = t->n + t->n / 8 + 16;
-}
-
-/* Scores up to 16 pending nodes. */
-static void score_block(search *x, const uint32_t *ids, uint32_t n)
-{
-    idx_scratch *s = x->s;
-    const idx_query *q = x->q;
-    x->k->widen(s->rows, x->keys, ids, 0, n);
-    x->k->dots(s->rows, s->q, q->group, idx_dim_pad(x->keys->dim), q->scale, s->scores, IDX_BLOCK);
-    x->visited += n;
-
-    float value[IDX_BLOCK];
-    uint32_t head[IDX_BLOCK];
-    x->k->judge(s->scores, s->aims, q->group, value, head);
-    for (uint32_t r = 0; r < n; r++) {
-        if (value[r] >= 0)
-            push(s, (idx_node){value[r], ids[r], s->scores[(size_t)head[r] * IDX_BLOCK + r], head[r]});
-        if (ids[r] < q->lo || ids[r] >= q->hi)
-            for (uint32_t h = 0; h < q->group; h++)
-                s->scores[(size_t)h * IDX_BLOCK + r] = NAN; /* which is never kept */
-    }
-    for (uint32_t h = 0; h < q->group; h++) {
-        idx_top *t = &s->tops[h];
-        uint32_t before = t->n;
-        idx_top_add(x->k, t, ids, 0, s->scores + (size_t)h * IDX_BLOCK, n, s->tmp);
-        if (t->n >= s->aims[h].next || t->n < before)
-            retarget(x, h);
+    idx_top *t = &w->s->tops[w->head0 + h];
+    float least = t->best - w->beta, margin = w->s->code_query[w->head0 + h].margin;
+    if (t->n >= w->wanted)
+        least = fmaxf(least, idx_kth(w->k, t->scores, t->n, w->wanted, w->s->tmp));
+    w->least[h] = least;
+    if (least - margin > t->thr) {
+        t->thr = least - margin;
+        t->n = w->k->filter(t->ids, 0, t->scores, t->n, t->thr, t->ids, t->scores);
     }
 }
 
-static void score_pending(search *x, bool all)
+/* Reads what is wanted and has not been read. Returns the number of nodes. */
+static uint32_t read_wanted(walk *w)
 {
-    uint32_t at = 0;
-    while (x->n_pending - at >= IDX_BLOCK || (all && at < x->n_pending)) {
-        uint32_t n = x->n_pending - at < IDX_BLOCK ? x->n_pending - at : IDX_BLOCK;
-        score_block(x, x->pending + at, n);
-        at += n;
-    }
-    memmove(x->pending, x->pending + at, (x->n_pending - at) * sizeof *x->pending);
-    x->n_pending -= at;
-}
-
-/* Marks a node as met and queues it for scoring. Good keys outside the range lead to good ones inside, but must not become the whole
- * search: beyond a share of it they are passed over. */
-static void visit(search *x, uint32_t id)
-{
-    if (x->s->stamp[id] == x->s->generation)
-        return;
-    if (x->n_pending == IDX_TILE)
-        score_pending(x, false);
-    x->s->stamp[id] = x->s->generation;
-    if (id < x->q->lo || id >= x->q->hi) {
-        if (x->outside >= x->visited / 8 + 256)
-            return;
-        x->outside++;
-    }
-    const uint8_t *row = idx_row(x->keys, id);
-    for (size_t i = 0; i < idx_row_bytes(x->keys); i += 64)
-        __builtin_prefetch(row + i);
-    x->pending[x->n_pending++] = id;
-}
-
-uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s)
-{
-    search x = {.k = idx_kernels_get(), .ix = ix, .keys = keys, .q = q, .s = s};
-    if (++s->generation == 0) {
-        memset(s->stamp, 0, (size_t)s->max_n * sizeof *s->stamp);
-        s->generation = 1;
-    }
-    s->n_frontier = 0;
-    for (uint32_t h = 0; h < q->group; h++) {
-        idx_top_reset(&s->tops[h], s->tops[h].keep + ix->header->spare, INFINITY, -INFINITY);
-        s->aims[h] = (idx_aim){.threshold = -INFINITY, .gain = 1, .next = 1};
-    }
-    for (uint32_t i = 0; i < q->n_seeds; i++)
-        if (q->seeds[i] < keys->n)
-            visit(&x, q->seeds[i]);
-    for (uint32_t i = 0; i < ix->header->n_entries; i++)
-        visit(&x, ix->entries[i]);
-    score_pending(&x, true);
-    while (s->n_frontier || x.n_pending) {
-        if (!s->n_frontier || x.n_pending >= IDX_BLOCK) {
-            score_pending(&x, !s->n_frontier);
-            continue;
+    idx_scratch *s = w->s;
+    uint32_t n = 0;
+    for (uint32_t i = w->first, stop; i < w->end; i = stop) { /* most are not */
+        uint32_t some = 0;
+        stop = i + FEW < w->end ? i + FEW : w->end;
+        for (uint32_t j = i; j < stop; j++)
+            some |= s->node_want[j] & ~s->node_done[j];
+        for (uint32_t j = i; j < stop && some; j++) {
+            s->node_list[n] = j;
+            n += (s->node_want[j] & ~s->node_done[j]) != 0;
         }
-        idx_node node = pop(s);
-        if (node.score < s->aims[node.head].threshold)
-            continue;
-        for (uint32_t i = ix->first[node.id]; i < ix->first[node.id + 1]; i++)
-            visit(&x, ix->links[i]);
     }
+    for (uint32_t i = 0; i < n && i < AHEAD; i++)
+        ask(w, s->node_list[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t node = s->node_list[i], bits = s->node_want[node] & ~s->node_done[node];
+        if (i + AHEAD < n)
+            ask(w, s->node_list[i + AHEAD]);
+        if (!s->node_done[node]) {
+            uint32_t row = node * IDX_BLOCK, from = row > w->q->lo ? row : w->q->lo, to = row + IDX_BLOCK < w->q->hi ? row + IDX_BLOCK : w->q->hi;
+            s->visited += to - from;
+        }
+        s->node_done[node] |= bits;
+        read_node(w, node, bits, s->node_best + (size_t)i * w->n_heads);
+    }
+    return n;
+}
 
-    /* A head that met too few keys was cut off by the range. */
-    bool starved = false;
-    for (uint32_t h = 0; h < q->group; h++)
-        starved |= s->aims[h].threshold == -INFINITY;
-    if (starved && x.visited - x.outside < q->hi - q->lo) {
-        for (uint32_t h = 0; h < q->group; h++)
-            idx_top_reset(&s->tops[h], s->tops[h].keep, INFINITY, -INFINITY);
-        x.visited += idx_flat_search(keys, q, s);
+/* Each of the n nodes just read votes for those it is linked to, once for each head that wants a key of it. */
+static void vote(walk *w, uint32_t n)
+{
+    const idx_index *ix = w->ix;
+    float *votes = w->s->node_votes;
+    for (uint32_t i = 0; i < n; i++) {
+        const float *best = w->s->node_best + (size_t)i * w->n_heads;
+        uint32_t node = w->s->node_list[i], heads = 0;
+        for (uint32_t h = 0; h < w->n_heads; h++)
+            heads += best[h] >= w->least[h];
+        float weight = (float)heads / IDX_LINK_ONE;
+        if (!heads)
+            continue;
+        for (uint32_t l = ix->first[node]; l < ix->first[node + 1]; l++)
+            votes[idx_link_to(ix->links[l])] += weight * (float)idx_link_weight(ix->links[l]);
     }
-    return x.visited;
+}
+
+/* Marks the n nodes of highest bound for head h: what it holds gives a threshold near the final one. */
+static void mark_best(walk *w, uint32_t h, uint32_t n)
+{
+    idx_scratch *s = w->s;
+    uint32_t nodes = w->end - w->first;
+    const float *score = s->node_score + (size_t)h * s->node_ld + w->first, *spread = w->ix->code.spread + w->first;
+    float *bound = s->node_tmp, reach = w->size[h] * w->margin[h], least = -INFINITY;
+    for (uint32_t i = 0; i < nodes; i++)
+        bound[i] = score[i] + spread[i] * reach;
+    if (n < nodes)
+        least = idx_kth(w->k, bound, nodes, n, bound + nodes + IDX_BLOCK);
+    w->k->reach(score, spread, s->node_votes + w->first, nodes, w->size[h], w->margin[h], least, 1u << h, s->node_want + w->first);
+}
+
+static void walk_heads(walk *w)
+{
+    idx_scratch *s = w->s;
+    const idx_index *ix = w->ix;
+    uint32_t dim_pad = idx_dim_pad(ix->header->dim), nodes = ix->code.n_blocks, from = w->first / IDX_BLOCK, blocks = (w->end + IDX_BLOCK - 1) / IDX_BLOCK - from;
+    uint32_t sure = w->beta < INFINITY && w->wanted > LEAST_WANTED ? LEAST_WANTED : w->wanted; /* the best key alone gives a dynamic budget's threshold */
+    uint32_t all = w->n_heads == HEADS ? UINT32_MAX : (1u << w->n_heads) - 1, n;
+    memset(s->node_want, 0, nodes * sizeof *s->node_want);
+    memset(s->node_done, 0, nodes * sizeof *s->node_done);
+    memset(s->node_votes, 0, nodes * sizeof *s->node_votes);
+    w->k->codes(ix->code.cent_codes + (size_t)from * ix->code.block_bytes, ix->code.cent_scale + from * IDX_BLOCK, blocks, ix->code.quads, s->code_query + w->head0, w->n_heads,
+                s->node_score + from * IDX_BLOCK, s->node_ld, s->tile_best);
+    for (uint32_t h = 0; h < w->n_heads; h++) {
+        const float *v = s->q + (size_t)(w->head0 + h) * dim_pad;
+        w->size[h] = sqrtf(idx_dot(v, v, dim_pad)) * fabsf(w->q->scale);
+        w->margin[h] = ix->header->n_margins == w->q->group ? ix->margins[w->head0 + h] : ix->header->margin;
+        w->least[h] = -INFINITY;
+        mark_best(w, h, sure / (IDX_BLOCK / 4) + 4);
+    }
+    for (uint32_t i = 0; i < w->q->n_seeds; i++)
+        if (w->q->seeds[i] >= w->q->lo && w->q->seeds[i] < w->q->hi)
+            s->node_want[w->q->seeds[i] / IDX_BLOCK] = all;
+    while ((n = read_wanted(w))) {
+        for (uint32_t h = 0; h < w->n_heads; h++)
+            set_least(w, h);
+        vote(w, n);
+        for (uint32_t h = 0; h < w->n_heads; h++)
+            w->k->reach(s->node_score + (size_t)h * s->node_ld + w->first, ix->code.spread + w->first, s->node_votes + w->first, w->end - w->first, w->size[h], w->margin[h],
+                        w->least[h], 1u << h, s->node_want + w->first);
+    }
+}
+
+/* What a head has kept, scored again from the keys. They lie anywhere in memory, so all are asked for first. */
+static void score_again(const idx_kernels *k, const idx_rows *keys, const idx_query *q, uint32_t h, idx_scratch *s)
+{
+    idx_top *t = &s->tops[h];
+    uint32_t dim_pad = idx_dim_pad(keys->dim);
+    size_t bytes = idx_row_bytes(keys);
+    float scores[IDX_BLOCK];
+    for (uint32_t i = 0; i < t->n; i++)
+        for (size_t b = 0; b < bytes; b += 64)
+            __builtin_prefetch(idx_row(keys, t->ids[i]) + b);
+    for (uint32_t i = 0; i < t->n; i += IDX_BLOCK) {
+        uint32_t n = t->n - i < IDX_BLOCK ? t->n - i : IDX_BLOCK;
+        k->widen(s->rows, keys, t->ids + i, 0, n);
+        k->dots(s->rows, s->q + (size_t)h * dim_pad, 1, dim_pad, q->scale, scores, IDX_BLOCK);
+        memcpy(t->scores + i, scores, n * sizeof *scores);
+    }
+    t->n = k->filter(t->ids, 0, t->scores, t->n, -INFINITY, t->ids, t->scores); /* a NaN is no hit */
+    t->best = k->max(t->scores, t->n, -INFINITY);
+}
+
+void idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s)
+{
+    uint32_t span = q->hi - q->lo, wanted = q->budget.top_k > LEAST_WANTED ? q->budget.top_k : LEAST_WANTED;
+    walk w = {.k = idx_kernels_get(), .ix = ix, .q = q, .s = s, .first = q->lo / IDX_BLOCK, .end = (q->hi + IDX_BLOCK - 1) / IDX_BLOCK, .wanted = wanted < span ? wanted : span};
+    w.beta = q->budget.beta > 0 ? q->budget.beta : INFINITY;
+    idx_code_queries(ix, q, s);
+    for (uint32_t h = 0; h < q->group; h++) {
+        float floor = w.beta < INFINITY && q->floor ? q->floor[h] : -INFINITY;
+        idx_top_reset(&s->tops[h], w.wanted + IDX_CODE_SPARE, w.beta + s->code_query[h].margin, floor);
+        s->tops[h].thr = -FLT_MAX; /* of an infinite query no row is a hit */
+    }
+    s->visited = 0;
+    for (w.head0 = 0; w.head0 < q->group; w.head0 += HEADS) {
+        w.n_heads = q->group - w.head0 < HEADS ? q->group - w.head0 : HEADS;
+        walk_heads(&w);
+    }
+    for (uint32_t h = 0; h < q->group; h++)
+        score_again(w.k, keys, q, h, s);
 }

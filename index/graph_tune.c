@@ -1,14 +1,21 @@
-/* How wide a search must be depends on the head: it is measured, on training positions that the graph wasn't built from. */
+/* How far a search must look depends on the head: the margin is measured, on training positions that the graph wasn't built from. */
 #include "graph_build.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TUNE_K = 100, TUNE_BEST = 16, TUNE_POSITIONS = 32 };
+enum { TUNE_K = IDX_TUNE_K, TUNE_BEST = 16, TUNE_POSITIONS = 64, N_LEVELS = 1 << IDX_TUNE_TRIALS };
 
-static const uint32_t levels[] = {64, 100, 160, 256, 400, 640, IDX_MAX_SPARE};
-enum { N_LEVELS = sizeof levels / sizeof levels[0] };
+static const float first_level = 1, level_step = .1f;
+static const float drift = .5f; /* decode queries are farther from the keys than those of the prompt, which margins were measured on */
+static const float default_margin = 4;
+
+/* The least level that suffices for a head lies in [lo, hi]; what its present one has missed. */
+struct idx_tune_head {
+    uint32_t lo, hi, missed, of, missed_best, of_best;
+};
 
 /* The newest half of the positions is measured: decoding goes on from there. */
 static uint32_t tune_step(const idx_builder *b)
@@ -18,13 +25,14 @@ static uint32_t tune_step(const idx_builder *b)
 
 int idx_tune_new(idx_builder *b)
 {
-    if (tune_step(b) < 4 || b->keys.n < 4 * TUNE_K)
+    if (!b->n_queries || tune_step(b) < 4 || b->keys.n < 4 * TUNE_K)
         return 0; /* too little to spare any */
     b->n_tune = TUNE_POSITIONS;
     b->tune_hits = calloc((size_t)b->n_tune * b->train.group * (1 + TUNE_K), 4);
-    if (!b->tune_hits)
-        return -ENOMEM;
-    return idx_scratch_new(b->keys.n, b->keys.dim, b->train.group, TUNE_K, &b->tune_scratch);
+    b->tune = calloc(b->train.group, sizeof *b->tune);
+    for (uint32_t h = 0; h < b->train.group && b->tune; h++)
+        b->tune[h].hi = N_LEVELS - 1;
+    return b->tune_hits && b->tune ? 0 : -ENOMEM;
 }
 
 bool idx_tune_owns(const idx_builder *b, uint32_t position, uint32_t *ret)
@@ -36,20 +44,8 @@ bool idx_tune_owns(const idx_builder *b, uint32_t position, uint32_t *ret)
     return true;
 }
 
-void idx_tune_take(idx_builder *b, uint32_t number)
-{
-    for (uint32_t h = 0; h < b->train.group; h++) {
-        idx_top *t = &b->tops[h];
-        uint32_t *hits = b->tune_hits + ((size_t)number * b->train.group + h) * (1 + TUNE_K);
-        idx_top_finish(b->k, t, b->tmp);
-        hits[0] = idx_select(t->ids, t->scores, t->n, TUNE_K);
-        idx_select(t->ids, t->scores, hits[0], TUNE_BEST);
-        memcpy(hits + 1, t->ids, (size_t)hits[0] * 4);
-    }
-}
-
-/* One search of the finished graph, with the width of the level on trial. */
-static void try_position(idx_builder *b, uint32_t number)
+/* Searches for the queries of held-out position `number`, in ix or, NULL, exactly. */
+static idx_hits *search(idx_builder *b, uint32_t number, const idx_index *ix)
 {
     uint32_t group = b->train.group, dim = b->keys.dim;
     size_t position = b->train.m - 1 - (size_t)number * tune_step(b);
@@ -58,45 +54,86 @@ static void try_position(idx_builder *b, uint32_t number)
     for (uint32_t h = 1; h < group; h++)
         memmove(b->q + (size_t)h * dim, b->q + (size_t)h * b->dim_pad, (size_t)dim * sizeof *b->q);
     idx_query q = {.q = b->q, .group = group, .scale = 1, .budget = {.top_k = TUNE_K}};
-    q.hi = b->train.pos[position] >= b->keys.n ? b->keys.n : b->train.pos[position] + 1;
-    idx_hits *found;
-    if (idx_search(b->result, &b->keys, &q, b->tune_scratch, &found, NULL) < 0)
-        return;
-    for (uint32_t h = 0; h < group; h++) {
-        const uint32_t *hits = b->tune_hits + ((size_t)number * group + h) * (1 + TUNE_K);
-        b->generation++;
-        for (uint32_t i = 0; i < found[h].n; i++)
-            b->stamp[found[h].ids[i]] = b->generation;
+    idx_train_range(b, (uint32_t)position, &q.lo, &q.hi);
+    idx_hits *hits;
+    return idx_search(ix, &b->keys, &q, b->scratch, &hits, NULL) < 0 ? NULL : hits;
+}
+
+bool idx_tune_truth(idx_builder *b)
+{
+    if (b->at == b->n_tune)
+        return true;
+    uint32_t number = (uint32_t)b->at++;
+    idx_hits *found = search(b, number, NULL);
+    for (uint32_t h = 0; h < b->train.group && found; h++) {
+        uint32_t *hits = b->tune_hits + ((size_t)number * b->train.group + h) * (1 + TUNE_K);
+        hits[0] = found[h].n;
+        idx_select(found[h].ids, found[h].scores, found[h].n, TUNE_BEST);
+        memcpy(hits + 1, found[h].ids, (size_t)found[h].n * sizeof *hits);
+    }
+    return false;
+}
+
+static int rising(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void try_position(idx_builder *b, uint32_t number)
+{
+    idx_hits *found = search(b, number, b->result);
+    for (uint32_t h = 0; h < b->train.group && found; h++) {
+        const uint32_t *hits = b->tune_hits + ((size_t)number * b->train.group + h) * (1 + TUNE_K);
+        qsort(found[h].ids, found[h].n, sizeof *found[h].ids, rising);
         for (uint32_t i = 0; i < hits[0]; i++) {
-            bool hit = b->stamp[hits[1 + i]] == b->generation;
-            b->tune_missed += !hit;
-            b->tune_missed_best += !hit && i < TUNE_BEST;
+            bool hit = bsearch(hits + 1 + i, found[h].ids, found[h].n, sizeof *hits, rising) != NULL;
+            b->tune[h].missed += !hit;
+            b->tune[h].missed_best += !hit && i < TUNE_BEST;
         }
-        b->tune_of += hits[0];
-        b->tune_of_best += hits[0] < TUNE_BEST ? hits[0] : TUNE_BEST;
+        b->tune[h].of += hits[0];
+        b->tune[h].of_best += hits[0] < TUNE_BEST ? hits[0] : TUNE_BEST;
     }
 }
 
-/* at: position on trial; sub: level. The best hits must not be lost (a random loss of 1 % of them shows in the next token), so the bar is
- * 99.9 % of the best 16 and 99.5 % of the best 100; and because decode queries drift from those of the prefill, one level more is taken
- * than the one that clears it. */
+static uint32_t middle(const struct idx_tune_head *t)
+{
+    return (t->lo + t->hi) / 2;
+}
+
+static void set_margins(idx_builder *b, float more)
+{
+    idx_header *header = (idx_header *)(void *)b->result->arena;
+    float *margins = (float *)(void *)(b->result->arena + ((const uint8_t *)b->result->margins - b->result->arena));
+    header->margin = 0;
+    for (uint32_t h = 0; h < b->train.group; h++) {
+        margins[h] = first_level + level_step * (float)middle(&b->tune[h]) + more;
+        header->margin = fmaxf(header->margin, margins[h]);
+    }
+}
+
+/* at: positions tried, at all levels. The best hits must not be lost (a random loss of 1 % of them shows in the next token): the bar is 99.9 % of the best 16 and 99.5 % of the best 100. With `drift` beside, less than one in a thousand
+ * of the best 16 of real decode steps is lost (README.md). Levels are tried by bisection, for all heads at once. */
 bool idx_tune(idx_builder *b)
 {
-    if (b->error || !b->n_tune)
+    if (!b->n_tune) {
+        ((idx_header *)(void *)b->result->arena)->margin = default_margin;
         return true;
-    idx_header *header = (idx_header *)(void *)b->result->arena;
-    header->spare = levels[b->sub];
-    if (b->at < b->n_tune) {
-        try_position(b, (uint32_t)b->at++);
+    }
+    set_margins(b, 0);
+    try_position(b, (uint32_t)(b->at++ % b->n_tune));
+    if (b->at % b->n_tune)
         return false;
+    for (uint32_t h = 0; h < b->train.group; h++) {
+        struct idx_tune_head *t = &b->tune[h];
+        if (t->missed * 200 <= t->of && t->missed_best * 1000 <= t->of_best)
+            t->hi = middle(t);
+        else if (t->lo < t->hi)
+            t->lo = middle(t) + 1;
+        t->missed = t->missed_best = t->of = t->of_best = 0;
     }
-    bool good = b->tune_missed * 200 <= b->tune_of && b->tune_missed_best * 1000 <= b->tune_of_best;
-    if (good || b->sub + 1 == N_LEVELS) {
-        header->spare = levels[b->sub + 1 < N_LEVELS ? b->sub + 1 : b->sub];
-        return true;
-    }
-    b->sub++;
-    b->at = 0;
-    b->tune_missed = b->tune_missed_best = b->tune_of = b->tune_of_best = 0;
-    return false;
+    if (b->at < (uint64_t)IDX_TUNE_TRIALS * b->n_tune)
+        return false;
+    set_margins(b, drift);
+    return true;
 }

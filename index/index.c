@@ -32,8 +32,7 @@ size_t idx_max_bytes(idx_kind kind, uint32_t n, uint32_t dim)
     size_t at[IDX_CODE_PARTS];
     if (kind != IDX_GRAPH)
         return idx_codes_layout(kind, false, n, dim, idx_codes_max_clusters(n), at);
-    idx_graph_params p = idx_graph_params_default();
-    return idx_arena_bytes(n, p.entries < n ? p.entries : n, (uint64_t)n * (2 * p.degree + IDX_SPARE_LINKS));
+    return idx_graph_max_bytes(n, dim, IDX_MAX_GROUP, idx_graph_params_default().degree);
 }
 
 idx_kind idx_kind_of(const idx_index *ix)
@@ -62,9 +61,15 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->top_ids = idx_alloc(max_group * cap, sizeof *s->top_ids);
     s->top_scores = idx_alloc(max_group * cap, sizeof *s->top_scores);
     s->hits = calloc(max_group, sizeof *s->hits);
-    s->stamp = calloc((size_t)max_n + 1, sizeof *s->stamp);
-    s->frontier = idx_alloc(max_n, sizeof *s->frontier);
-    s->aims = calloc(max_group, sizeof *s->aims);
+    size_t heads = max_group < 32 ? max_group : 32;
+    s->node_ld = (max_n / IDX_BLOCK + 1 + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u);
+    s->node_score = idx_alloc(heads * s->node_ld, sizeof *s->node_score);
+    s->node_best = idx_alloc(heads * s->node_ld, sizeof *s->node_best);
+    s->node_votes = idx_alloc(s->node_ld, sizeof *s->node_votes);
+    s->node_tmp = idx_alloc(3 * ((size_t)s->node_ld + IDX_BLOCK), sizeof *s->node_tmp);
+    s->node_want = idx_alloc(s->node_ld, sizeof *s->node_want);
+    s->node_done = idx_alloc(s->node_ld, sizeof *s->node_done);
+    s->node_list = idx_alloc(s->node_ld, sizeof *s->node_list);
     s->code_q = idx_alloc(IDX_ROUNDINGS * max_group * 3 * dim_pad, 1);
     s->code_query = calloc(IDX_ROUNDINGS * (size_t)max_group, sizeof *s->code_query);
     s->weigh = idx_alloc((size_t)max_group * IDX_TILE + 16, sizeof *s->weigh);
@@ -82,8 +87,8 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->list_tmp = idx_alloc(2 * ((size_t)s->list_ld + IDX_BLOCK), sizeof *s->list_tmp);
     s->list_want = idx_alloc(s->list_ld, sizeof *s->list_want);
     s->list_done = idx_alloc(s->list_ld, sizeof *s->list_done);
-    if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->stamp || !s->frontier ||
-        !s->aims || !s->code_q || !s->code_query || !s->weigh || !s->weigh_to || !s->scales || !s->tile_best || !s->clusters || !s->scanned ||
+    if (!s->q || !s->rows || !s->scores || !s->tmp || !s->tops || !s->top_ids || !s->top_scores || !s->hits || !s->node_score || !s->node_best ||
+        !s->node_votes || !s->node_tmp || !s->node_want || !s->node_done || !s->node_list || !s->code_q || !s->code_query || !s->weigh || !s->weigh_to || !s->scales || !s->tile_best || !s->clusters || !s->scanned ||
         !s->list_score || !s->list_dev || !s->list_along || !s->list_query || !s->list_bound || !s->list_tmp || !s->list_want || !s->list_done) {
         idx_scratch_free(s);
         return -ENOMEM;
@@ -109,9 +114,13 @@ void idx_scratch_free(idx_scratch *s)
     free(s->top_ids);
     free(s->top_scores);
     free(s->hits);
-    free(s->stamp);
-    free(s->frontier);
-    free(s->aims);
+    free(s->node_score);
+    free(s->node_best);
+    free(s->node_votes);
+    free(s->node_tmp);
+    free(s->node_want);
+    free(s->node_done);
+    free(s->node_list);
     free(s->code_q);
     free(s->code_query);
     free(s->weigh);
@@ -149,7 +158,7 @@ int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, id
 {
     if (!query_fits(ix, keys, q, s))
         return -EINVAL;
-    uint32_t span = q->hi - q->lo, top_k = q->budget.top_k < span ? q->budget.top_k : span, visited = 0;
+    uint32_t span = q->hi - q->lo, top_k = q->budget.top_k < span ? q->budget.top_k : span;
     if (ix && ix->header->kind != IDX_GRAPH) {
         float m[IDX_MAX_GROUP];
         int r = idx_codes_scan(ix, keys, q, 0, ix->header->n_clusters, s, NULL, 0, m, ret_hits);
@@ -163,8 +172,11 @@ int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, id
         idx_top_reset(&s->tops[h], top_k, beta, q->floor && beta < INFINITY ? q->floor[h] : -INFINITY);
 
     /* Where everything is wanted no graph can help. */
-    if (top_k)
-        visited = ix && top_k < span ? idx_graph_search(ix, keys, q, s) : idx_flat_search(keys, q, s);
+    s->visited = 0;
+    if (top_k && ix && top_k < span)
+        idx_graph_search(ix, keys, q, s);
+    else if (top_k)
+        idx_flat_search(keys, q, s);
     const idx_kernels *k = idx_kernels_get();
     for (uint32_t h = 0; h < q->group; h++) {
         idx_top *t = &s->tops[h];
@@ -176,8 +188,7 @@ int idx_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, id
         s->hits[h] = (idx_hits){.ids = t->ids, .scores = t->scores, .n = t->n};
     }
     *ret_hits = s->hits;
-    s->visited = visited;
     if (ret_visited)
-        *ret_visited = visited;
+        *ret_visited = s->visited;
     return 0;
 }

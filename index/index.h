@@ -5,8 +5,8 @@
  *
  *   flat   a scan of all keys, batched over the group. Without an index it reads the keys and is exact. With one ("codes") it reads an int8 code of every key, scores
  *          the best again from the keys, and knows every key's softmax weight, so that what is not retrieved can be estimated (codes_build.c).
- *   graph  RoarGraph (VLDB 2024, section 4) built from a head's own prefill queries, one graph for the group, as in RetrievalAttention (arXiv 2409.10516,
- *          section 3.2) and AlayaDB; where we deviate stands in README.md.
+ *   graph  links from keys to keys that the same prefill queries hit, as RoarGraph (VLDB 2024, section 4) projects them, one graph for the group, as in RetrievalAttention
+ *          (arXiv 2409.10516, section 3.2) and AlayaDB; but a node is 16 successive keys, and links have weights. Where else we deviate stands in README.md.
  *   lists  codes in the order of clusters of keys, of which a search scans only those that may hold hits (lists_build.c, lists_search.c). cluster: k-means
  *          in the queries' metric; each head scans as far as a measured margin says. ivf: plain k-means and a fixed share, as the paper's baseline.
  *
@@ -56,11 +56,8 @@ typedef struct {
 /* ---- build ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t knn;      /* exact nearest keys kept per training query (N_q) */
-    uint32_t degree;   /* links kept after pruning (M); reverse links may double it */
-    uint32_t beam;     /* beam of the connectivity pass (L) */
-    uint32_t pivots;   /* top keys of a query that collect its other hits as candidates */
-    uint32_t entries;  /* entry points */
+    uint32_t knn;    /* nearest keys of a training query (N_q) */
+    uint32_t degree; /* links kept of a node (M) */
 } idx_graph_params;
 
 idx_graph_params idx_graph_params_default(void);
@@ -96,7 +93,7 @@ void idx_free(idx_index *ix);
 /* An index is one relocatable block of bytes without pointers; these are what a segment file stores. */
 const void *idx_arena(const idx_index *ix, size_t *ret_bytes);
 
-/* Validates such a block (magic, version, sizes, every id and degree, every key reachable from the entries) against n keys of `dim`
+/* Validates such a block (magic, version, sizes, every id, degree and number that must be finite) against n keys of `dim`
  * and copies it into an index; memory: as above, or where it lies already: no copy then. -EBADMSG with a reason in err. */
 int idx_load(const void *arena, size_t bytes, uint32_t n, uint32_t dim, void *memory, idx_index **ret, char *err, size_t errlen);
 

@@ -5,8 +5,7 @@
 #include "select.h"
 
 /* ---- arena ----------------------------------------------------------------------------------------------------
- * Little-endian, no pointers: header, entries u32[n_entries], first u32[n + 1], links u32[n_links]. Node i's links are
- * links[first[i] .. first[i + 1]). */
+ * Little-endian, no pointers; README.md has the parts. */
 
 enum {
     IDX_MAGIC = 0x58444e49, /* "INDX" */
@@ -14,28 +13,25 @@ enum {
     IDX_MAX_ROWS = 1 << 26,
     IDX_MAX_DIM = 4096,
     IDX_MAX_GROUP = 1024,
-    IDX_MAX_DEGREE = 1024,
-    IDX_MAX_ENTRIES = 4096,
-    IDX_MAX_SPARE = 1024,
+    IDX_MAX_DEGREE = 256,
     IDX_RUN = 8192,        /* rows of a run of codes, about: at most half as many more */
     IDX_CLUSTER_ROWS = 32, /* rows of a value cluster, on average */
     IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
     IDX_DIRECTIONS = 4,    /* of a cluster's variation, kept beside its mean key */
     IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted; */
     IDX_NARROW_SPARE = 192, /* and where they have four bits */
+    IDX_MAX_SPARE = 320,    /* any search, at most */
+    IDX_LINK_ONE = 255,     /* a link's largest weight */
 };
 
 typedef struct {
     uint32_t magic, version, kind, n, dim;
-    uint32_t max_degree; /* bound on a node's links */
-    union {
-        uint32_t n_entries;
-        uint32_t n_clusters; /* codes; max_degree, spare and n_links are 0 then */
-    };
-    uint32_t spare; /* keys a search keeps for a head beyond those it returns: the width of its beam (graph_tune.c) */
-    uint64_t n_links, bytes;
-    float noise;          /* codes: rms rounding error of a key's dimension, in its unit; else 0 */
-    float margin;         /* lists: how far a cluster is searched (lists_search.c); else 0 */
+    uint32_t max_degree; /* graph: bound on a node's links; else 0 */
+    uint32_t n_clusters; /* graph: 0 */
+    uint32_t n_margins;  /* graph: heads of the group it was tuned for; else 0 */
+    uint64_t n_links, bytes; /* links of a graph; else 0 */
+    float noise;          /* rms rounding error of a key's dimension, in its unit */
+    float margin;         /* lists, graph: how far a cluster or node is searched (lists_search.c, graph_search.c; the largest of the heads); else 0 */
     uint32_t narrow;      /* flat: 1, codes of four bits (codes_narrow.c); else 0 */
     uint32_t reserved;    /* zero */
 } idx_header;
@@ -45,8 +41,9 @@ struct idx_index {
     uint8_t *arena; /* 64-byte aligned */
     bool borrowed;  /* the arena is the caller's */
     const idx_header *header;
-    const uint32_t *entries, *first, *links;
-    /* Codes. Slot: place of a row in cluster order; the slots of a run are the numbers of its rows. Slots are padded to whole blocks of 16.
+    const float *margins;          /* graph, [n_margins] */
+    const uint32_t *first, *links; /* graph, [n_blocks + 1], [n_links]: node i's are links[first[i] .. first[i + 1]) */
+    /* Codes; of a graph, too, whose slots are its rows and whose nodes are blocks: what it has of these has a node where lists have a cluster. Slot: place of a row in cluster order; the slots of a run are the numbers of its rows. Slots are padded to whole blocks of 16.
      */
     struct {
         uint32_t n_runs, n_blocks, quads;
@@ -115,8 +112,21 @@ int idx_codes_check(const idx_index *ix, char *err, size_t errlen);
 
 __attribute__((format(printf, 3, 4))) int idx_bad(char *err, size_t errlen, const char *format, ...);
 
-/* Bytes of an arena, or 0 when the counts are out of bounds. */
-size_t idx_arena_bytes(uint32_t n, uint32_t n_entries, uint64_t n_links);
+/* The same for a graph: mean and unit, margins, first, cent_scale, spread, scale, cent_codes, codes, links. */
+enum { IDX_GRAPH_PARTS = 9 };
+size_t idx_graph_layout(uint32_t n, uint32_t dim, uint32_t n_margins, uint64_t n_links, size_t ret_offset[IDX_GRAPH_PARTS]);
+size_t idx_graph_max_bytes(uint32_t n, uint32_t dim, uint32_t n_margins, uint32_t degree);
+
+/* A link: a node in the upper 24 bits, a weight from 1 to IDX_LINK_ONE in the lower 8. */
+static inline uint32_t idx_link_to(uint32_t link)
+{
+    return link >> 8;
+}
+
+static inline uint32_t idx_link_weight(uint32_t link)
+{
+    return link & 255;
+}
 
 /* Takes over the arena and points into it. */
 void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes);
@@ -125,14 +135,6 @@ void idx_index_bind(idx_index *ix, uint8_t *arena, size_t bytes);
 void *idx_alloc(size_t n, size_t size);
 
 /* ---- scratch -------------------------------------------------------------------------------------------------- */
-
-/* A node a graph search has scored and may expand. */
-typedef struct {
-    float priority;
-    uint32_t id;
-    float score; /* of the head that wants it most */
-    uint32_t head;
-} idx_node;
 
 struct idx_scratch {
     uint32_t max_n, max_dim, max_group, max_k, max_keep;
@@ -145,12 +147,13 @@ struct idx_scratch {
     float *top_scores;
     idx_hits *hits; /* [max_group] */
 
-    /* graph */
-    uint32_t *stamp; /* [max_n]: visited in this search when equal to `generation` */
-    uint32_t generation;
-    idx_node *frontier; /* [max_n], a heap */
-    uint32_t n_frontier;
-    idx_aim *aims; /* [max_group] */
+    /* graph, [node_ld]: nodes */
+    uint32_t node_ld;
+    float *node_score;               /* [32 heads at most][node_ld]: of the mean keys */
+    float *node_votes, *node_best;   /* [node_ld]; [node_ld][32 heads at most] */
+    float *node_tmp;                 /* [3 * (node_ld + 16)] */
+    uint32_t *node_want, *node_done; /* a bit for each of 32 heads */
+    uint32_t *node_list;
 
     /* codes */
     int8_t *code_q;             /* [IDX_ROUNDINGS][group][3][dim_pad] */
@@ -223,8 +226,8 @@ void idx_pad_queries(float *dst, const float *q, uint32_t n, uint32_t dim);
 void idx_scan(const idx_kernels *k, const idx_rows *keys, const float *q, uint32_t n_heads, float scale, uint32_t lo, uint32_t hi,
               idx_top *tops, float *rows, float *scores, float *tmp);
 
-/* Searches into s->tops (already reset to the budget); returns the number of keys scored. */
-uint32_t idx_flat_search(const idx_rows *keys, const idx_query *q, idx_scratch *s);
-uint32_t idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s);
+/* Search into s->tops and set s->visited. Flat: tops are reset to the budget already. Graph: leaves more than the budget has. */
+void idx_flat_search(const idx_rows *keys, const idx_query *q, idx_scratch *s);
+void idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_query *q, idx_scratch *s);
 
 #endif

@@ -47,10 +47,17 @@ def lists(kind):
 
 
 def graph():
-    """Each key links to the next one and the one after."""
-    links = [(i + k) % N for i in range(N) for k in (1, 2)]
-    words_ = [0, 100] + [2 * i for i in range(N + 1)] + links
-    return struct.pack("<8IQQffII", 0x58444E49, 2, 1, N, DIM, 4, 2, 10, len(links), 64 + 4 * len(words_), 0, 0, 0, 0) + struct.pack(f"<{len(words_)}I", *words_)
+    """Each node of 16 keys links to the next one and the one after."""
+    nodes = -(-N // 16)
+    padded = -(-nodes // 16) * 16
+    links = [to << 8 | 100 + i for i in range(nodes) for to in sorted((i + k) % nodes for k in (1, 2))]
+    parts = words("f", [0.25 * j for j in range(DIM)] + [0.5 + 0.125 * j for j in range(DIM)]) + words("f", [3, 2.5])
+    parts += words("I", [2 * i for i in range(nodes + 1)])
+    parts += words("f", [0.5 + i / 64 for i in range(padded)]) + words("f", [i / 8 for i in range(padded)])
+    parts += words("f", [0.01 + i / 1024 for i in range(N)] + [0] * (16 * nodes - N))
+    parts += pad(bytes(i * 29 % 256 for i in range(padded * DIM)), 64) + pad(bytes(i * 31 % 256 for i in range(nodes * DIM * 16)), 64)
+    parts += words("I", links)
+    return struct.pack("<8IQQffII", 0x58444E49, 2, 1, N, DIM, 4, 0, 2, len(links), 64 + len(parts), 0.25, 3, 0, 0) + parts
 
 
 def everything():
