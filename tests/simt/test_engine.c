@@ -295,7 +295,7 @@ START_TEST(window_wraps)
     ck_assert_double_eq_tol(tg.keys_attended, tw.keys_attended, 1e-6);
     double d = max_diff(got, want, STEPS / EVERY * VOCAB);
     printf("%d tokens: logits differ by %.2g from the CPU's\n", N + STEPS, d);
-    ck_assert_double_le(d, 0.4); /* less than a millionth where the CPU rounds to bf16 as the GPU does, .15 where it does not */
+    ck_assert_double_le(d, 0.4); /* some millionths where the CPU rounds to bf16 as the GPU does, .15 where it does not */
     ck_assert_uint_eq(eng_info_get(gpu)->n_gpu_layers, 1);
     eng_close(cpu);
     eng_close(gpu);
@@ -491,7 +491,7 @@ START_TEST(index_while_prefilling)
         eng_close(w.e);
     }
     ck_assert(!memcmp(got, want, sizeof want));
-    for (uint64_t at = calls / 3; at < calls; at += calls / 4) {
+    for (uint64_t at = calls / 3; at < (QUICK ? calls / 2 : calls); at += calls / 4) {
         o.lose_after = (long)at;
         emu_reset(&o);
         w.e = t_open(t_path("golden/gguf/tiny-llama-q8_0.gguf"), &p);
