@@ -243,7 +243,7 @@ INLINE void node_heads(const uint32_t quads, const bool hold, const uint8_t *blo
         uint32_t h = (uint32_t)__builtin_ctz(heads);
         const int8_t *x = q[h].x;
         __m512i dot[4] = {_mm512_set1_epi32(q[h].bias), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-#pragma GCC unroll 16
+#pragma GCC unroll 32
         for (uint32_t j = 0; j < quads; j++) {
             int32_t four;
             memcpy(&four, x + 4 * (size_t)j, 4);
@@ -260,6 +260,8 @@ static void node(const uint8_t *block, const float *scale, uint32_t quads, const
 {
     if (quads == 16)
         node_heads(16, true, block, scale, q, heads, out, best);
+    else if (quads == 32)
+        node_heads(32, false, block, scale, q, heads, out, best);
     else
         node_heads(quads, false, block, scale, q, heads, out, best);
 }
