@@ -132,7 +132,7 @@ const cfg_row cfg_table[] = {
     {SERVER, "alias", "a", CFG_SERVE, true, CFG_T_TEXT, FIELD(alias), NULL, ANY_LENGTH, NULL, "NAME",
      "the model's name as clients see it; without it, the file's name"},
     {SERVER, "api-key-file", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(api_key_file), NULL, ANY_LENGTH, NULL, "FILE",
-     "keys that clients must show, one a line; a file that only its owner can read"},
+     "keys that clients must show, one a line, the first the operator's, who may see what counts over all of them; a file that only its owner can read"},
     {SERVER, "api-key-file", NULL, CLIENT, true, CFG_T_TEXT, FIELD(api_key_file), NULL, ANY_LENGTH, NULL, "FILE",
      "the first key in it is shown to the daemon; a file that only its owner can read"},
     {SERVER, "allowed-hosts", NULL, CFG_SERVE, true, CFG_T_TEXT, FIELD(allowed_hosts), NULL, ANY_LENGTH, NULL, "NAMES",

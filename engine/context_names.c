@@ -248,10 +248,10 @@ static int check_budget(const eng_names *n, const eng_context *c, bool pinned_on
     uint64_t own = own_tokens(n, c, pinned_only) * n->budget.token_bytes;
     if (others + own <= limit || (!pinned_only && !limit))
         return 0;
-    return eng_fail(err, errlen, -ENOSPC, "%s its %zu tokens takes %.1f MiB of %s, and %.1f of the %.1f MiB of %s are taken by other %s contexts: %s",
+    return eng_fail(err, errlen, -ENOSPC, "%s its %zu tokens takes %.1f MiB of %s, more than other %s contexts leave of the %.1f MiB of %s: %s",
                     pinned_only ? "pinning" : "keeping", c->content.n_ids, (double)own / 1048576, pinned_only ? "memory" : "disk space",
-                    (double)others / 1048576, (double)limit / 1048576, pinned_only ? "--cache-ram" : "--cache-disk", pinned_only ? "pinned" : "named",
-                    pinned_only ? "unpin one, or raise it" : "remove one, or raise it");
+                    pinned_only ? "pinned" : "named", (double)limit / 1048576, pinned_only ? "--cache-ram" : "--cache-disk",
+                    pinned_only ? "unpin one, or raise it" : "remove one, or raise it"); /* how much they are is nobody's who may not list them */
 }
 
 static int check_room(const eng_names *n, const eng_context *c, char *err, size_t errlen)
@@ -262,8 +262,7 @@ static int check_room(const eng_names *n, const eng_context *c, char *err, size_
     if (living >= ENG_NAMES_MAX)
         return eng_fail(err, errlen, -ENOSPC, "there are %u named contexts, and no more than %d are allowed: remove one", living, ENG_NAMES_MAX);
     if (n->bytes + own_bytes(c) > OWN_BYTES)
-        return eng_fail(err, errlen, -ENOSPC, "the tokens and texts of named contexts take %zu MiB, and no more than %d are allowed: remove one", n->bytes >> 20,
-                        OWN_BYTES >> 20);
+        return eng_fail(err, errlen, -ENOSPC, "the tokens and texts of named contexts would take more than the %d MiB that are allowed: remove one", OWN_BYTES >> 20);
     int r = check_budget(n, c, false, err, errlen);
     return r == 0 && c->pinned ? check_budget(n, c, true, err, errlen) : r;
 }

@@ -216,6 +216,6 @@ srv_prepare srv_contexts_list, srv_context_make, srv_context_show, srv_context_a
 /* The context of a job that makes one, as it is now: for a stream's last event. */
 void srv_context_write(srv_job *j);
 void srv_info_models(const srv_app *app, srv_buf *out);
-void srv_info_props(const srv_app *app, srv_buf *out);
+void srv_info_props(const srv_app *app, bool sees_all, srv_buf *out); /* sees_all: with what counts over all tenants */
 
 #endif

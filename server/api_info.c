@@ -32,14 +32,27 @@ static void write_defaults(const srv_app *app, srv_buf *out)
                    s->top_k, s->top_p, s->min_p, s->repeat_last_n, s->repeat_penalty, s->presence_penalty, s->frequency_penalty);
 }
 
-void srv_info_props(const srv_app *app, srv_buf *out)
+/* What is kept of all tenants: the rest of the object "memory", and what stands behind it. */
+static void write_kept(const srv_app *app, srv_buf *out)
 {
-    const eng_info *i = app->info;
-    const eng_attention *a = &app->attention;
     eng_stats s;
     eng_disk_stats disk;
     eng_stats_get(app->engine, &s);
     eng_disk_stats_get(app->engine, &disk);
+    /* A session that is still being stored has an index to come. */
+    srv_buf_printf(out, ",\"cache\":%zu,\"index\":%zu},\"index_pending\":%u", s.cache_bytes, s.index_bytes,
+                   s.index_pending + (atomic_load(&app->sealing) ? 1 : 0));
+    srv_buf_printf(out, ",\"cache\":{\"bytes\":%zu,\"limit\":%zu,\"segments\":%u,\"hits\":%llu,\"misses\":%llu,\"evictions\":%llu,",
+                   s.cache_bytes, s.cache_limit, s.segments, (unsigned long long)s.hits, (unsigned long long)s.misses,
+                   (unsigned long long)s.evictions);
+    srv_buf_printf(out, "\"disk\":{\"bytes\":%llu,\"limit\":%llu,\"segments\":%u,\"saving\":%u,\"hits\":%llu}}", (unsigned long long)disk.bytes,
+                   (unsigned long long)disk.limit, disk.segments, disk.saving, (unsigned long long)disk.hits);
+}
+
+void srv_info_props(const srv_app *app, bool sees_all, srv_buf *out)
+{
+    const eng_info *i = app->info;
+    const eng_attention *a = &app->attention;
     srv_buf_puts(out, "{");
     write_defaults(app, out);
     srv_buf_puts(out, ",\"total_slots\":1,\"model_alias\":");
@@ -63,17 +76,15 @@ void srv_info_props(const srv_app *app, srv_buf *out)
     else
         srv_buf_puts(out, "null");
     srv_buf_printf(out, ",\"n_gpu_layers\":%u", i->n_gpu_layers);
-    /* A session that is still being stored has an index to come. */
-    srv_buf_printf(out, ",\"index_pending\":%u", s.index_pending + (atomic_load(&app->sealing) ? 1 : 0));
     srv_buf_printf(out, ",\"attention\":{\"mode\":\"%s\",\"top_k\":%u,\"beta\":%.7g,\"k_max\":%u,\"n_sink\":%u,\"n_local\":%u,\"estimate\":%s}",
                    eng_attn_mode_name(a->mode), a->top_k, a->beta, a->k_max, a->n_sink, a->n_local, a->estimate ? "true" : "false");
-    srv_buf_printf(out, ",\"cache\":{\"bytes\":%zu,\"limit\":%zu,\"segments\":%u,\"hits\":%llu,\"misses\":%llu,\"evictions\":%llu,",
-                   s.cache_bytes, s.cache_limit, s.segments, (unsigned long long)s.hits, (unsigned long long)s.misses,
-                   (unsigned long long)s.evictions);
-    srv_buf_printf(out, "\"disk\":{\"bytes\":%llu,\"limit\":%llu,\"segments\":%u,\"saving\":%u,\"hits\":%llu}}", (unsigned long long)disk.bytes,
-                   (unsigned long long)disk.limit, disk.segments, disk.saving, (unsigned long long)disk.hits);
-    srv_buf_printf(out, ",\"memory\":{\"model\":%llu,\"scratch\":%zu,\"kv_bytes_per_token\":%zu,\"cache\":%zu,\"index\":%zu}}",
-                   (unsigned long long)i->model_bytes, i->scratch_bytes, i->kv_bytes_per_token, s.cache_bytes, s.index_bytes);
+    srv_buf_printf(out, ",\"memory\":{\"model\":%llu,\"scratch\":%zu,\"kv_bytes_per_token\":%zu", (unsigned long long)i->model_bytes, i->scratch_bytes,
+                   i->kv_bytes_per_token);
+    if (sees_all)
+        write_kept(app, out);
+    else
+        srv_buf_puts(out, "}");
+    srv_buf_puts(out, "}");
 }
 
 /* ---- /tokenize, /detokenize ------------------------------------------------------------------------------------- */

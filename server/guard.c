@@ -175,6 +175,7 @@ int srv_guard_host(const srv_server *s, srv_conn *c, srv_fault *f)
 
 int srv_guard_key(const srv_server *s, srv_conn *c, srv_fault *f)
 {
+    c->sees_all = true;
     if (!s->keys)
         return 0;
     const char *key = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, "Authorization");
@@ -186,10 +187,14 @@ int srv_guard_key(const srv_server *s, srv_conn *c, srv_fault *f)
     }
     if (!key)
         return srv_fault_set(f, 401, "authentication_error", NULL, "an API key is needed: Authorization: Bearer KEY");
-    if (!srv_keys_match(s->keys, key, strlen(key), &c->tenant))
+    if (!srv_keys_match(s->keys, key, strlen(key), &c->tenant, &c->sees_all))
         return srv_fault_set(f, 401, "authentication_error", NULL, "invalid API key");
-    if (strcmp(s->app.settings->cache_shared, "on") == 0)
+    if (strcmp(s->app.settings->cache_shared, "on") == 0) {
         c->tenant = 0; /* as without keys */
+        c->sees_all = true;
+    }
+    if (c->route && c->route->counts_all && !c->sees_all)
+        return srv_fault_set(f, 403, "permission_error", NULL, "%s counts over all API keys, so it takes the first key of the server's api-key-file", c->route->path);
     return 0;
 }
 

@@ -30,6 +30,12 @@ static void health(srv_server *s, srv_conn *c)
     srv_api_error(&c->fault, &c->reply);
 }
 
+static void props(srv_server *s, srv_conn *c)
+{
+    c->status = 200;
+    srv_info_props(&s->app, c->sees_all, &c->reply);
+}
+
 static const srv_route routes[] = {
     {"POST", "/v1/chat/completions", srv_chat_prepare, .generates = true},
     {"POST", "/v1/completions", srv_text_prepare, .generates = true},
@@ -43,10 +49,10 @@ static const srv_route routes[] = {
     {"DELETE", "/v1/contexts/", srv_context_remove},
     {"GET", "/v1/models", .get = srv_info_models},
     {"GET", "/models", .get = srv_info_models},
-    {"GET", "/props", .get = srv_info_props},
+    {"GET", "/props", .special = props},
     {"GET", "/health", .special = health, .open = true},
     {"GET", "/v1/health", .special = health, .open = true},
-    {"GET", "/metrics", .special = srv_metrics},
+    {"GET", "/metrics", .special = srv_metrics, .counts_all = true},
 };
 
 /* ---- lists ------------------------------------------------------------------------------------------------------ */

@@ -28,9 +28,10 @@ typedef struct {
     const char *method, *path; /* a path that ends with / goes on with a name */
     srv_prepare *prepare;                          /* a work item: POST, PATCH, and what may have to wait for the disk */
     void (*get)(const srv_app *app, srv_buf *out); /* GET */
-    void (*special)(srv_server *s, srv_conn *c);   /* GET that needs the server; fills c->status, c->reply */
+    void (*special)(srv_server *s, srv_conn *c);   /* GET that needs more; fills c->status, c->reply */
     bool generates;                                /* takes a place in the queue */
     bool open;                                     /* no key, also while loading */
+    bool counts_all;                               /* over all tenants */
 } srv_route;
 
 /* A request. */
@@ -49,6 +50,7 @@ struct srv_conn {
     bool chunked, expects;
     double body_started_ms;
     uint64_t tenant; /* of the key it came with; 0: no keys are needed */
+    bool sees_all;   /* what tells of all tenants */
     bool refused;    /* fault holds the answer; what still comes of the body is dropped */
     bool must_close; /* the request's framing cannot be trusted */
     srv_fault fault;

@@ -238,18 +238,22 @@ void srv_keys_free(srv_keys *k)
     free(k);
 }
 
-bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *ret_tenant)
+bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *ret_tenant, bool *ret_first)
 {
     uint8_t digest[DIGEST];
     uint64_t tenant = 0;
+    bool first = false;
     srv_sha256(key, len, digest);
     for (size_t i = 0; i < k->n; i++) {
         unsigned differs = 0;
         for (size_t b = 0; b < DIGEST; b++)
             differs |= digest[b] ^ k->keys[i].digest[b];
         tenant |= -(uint64_t)(differs == 0) & k->keys[i].tenant;
+        first |= (differs == 0) & (i == 0);
     }
-    if (tenant)
+    if (tenant) {
         *ret_tenant = tenant;
+        *ret_first = first;
+    }
     return tenant != 0;
 }

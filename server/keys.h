@@ -14,8 +14,8 @@ typedef struct srv_keys srv_keys;
  * too long. */
 int srv_keys_load(const char *path, srv_keys **ret, char *err, size_t errlen);
 void srv_keys_free(srv_keys *k);
-/* *ret_tenant: whose contexts are this key's; never 0. */
-bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *ret_tenant);
+/* *ret_tenant: whose contexts are this key's; never 0. *ret_first: whether it is the file's first one, the operator's. */
+bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *ret_tenant, bool *ret_first);
 
 /* The first key of such a file, for a client. As srv_keys_load. */
 int srv_keys_first(const char *path, char *ret, size_t size, char *err, size_t errlen);

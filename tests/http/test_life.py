@@ -150,6 +150,25 @@ def test_keys(start, key_file):
     assert not any("secret" in line for line in d.lines)
 
 
+def test_what_counts_over_all_keys_is_for_the_first(start, key_file):
+    first, second = ({"X-Api-Key": "secret-" + k} for k in ("one", "two"))
+
+    def of_props(d, headers):
+        p = d.get("/props", headers=headers).json()
+        assert {"model", "scratch", "kv_bytes_per_token"} <= p["memory"].keys() and p["total_slots"] == 1
+        return {"cache", "index_pending"} & p.keys() | {"cache", "index"} & p["memory"].keys()
+
+    d = start("--api-key-file", str(key_file))
+    assert "retrievald_cache_hits_total" in d.get("/metrics", headers=first).text
+    a = d.get("/metrics", headers=second)
+    assert a.status_code == 403 and a.json()["error"]["type"] == "permission_error" and "first key" in a.json()["error"]["message"]
+    assert of_props(d, first) == {"cache", "index", "index_pending"} and of_props(d, second) == set()
+    assert "hits" not in d.get("/health").text
+    d.stop()
+    d = start("--api-key-file", str(key_file), "--cache-shared", "on")  # nothing is one key's alone
+    assert d.get("/metrics", headers=second).status_code == 200 and of_props(d, second) == {"cache", "index", "index_pending"}
+
+
 def test_a_key_opens_a_public_address(start, key_file):
     d = start("--host", "0.0.0.0", "--api-key-file", str(key_file))
     assert d.get("/v1/models", headers={"X-Api-Key": "secret-one"}).status_code == 200
