@@ -3,7 +3,7 @@
 set -eu
 
 packages="meson ninja-build pkg-config python3 python3-jinja2 python3-pip ca-certificates
-    libmicrohttpd-dev libuv1-dev libcjson-dev libjemalloc-dev libpcre2-dev libutf8proc-dev libxxhash-dev libsqlite3-dev libinih-dev libsystemd-dev libseccomp-dev
+    libmicrohttpd-dev nettle-dev libuv1-dev libcjson-dev libjemalloc-dev libpcre2-dev libutf8proc-dev libxxhash-dev libsqlite3-dev libinih-dev libsystemd-dev libseccomp-dev
     libcurl4-openssl-dev $*"
 command -v cc >/dev/null 2>&1 || packages="$packages gcc libc6-dev"
 

@@ -2,13 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <nettle/memops.h>
+#include <nettle/sha2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_FILE = 1 << 20, MAX_KEY = 1024, DIGEST = 32 };
+enum { MAX_FILE = 1 << 20, MAX_KEY = 1024, DIGEST = SHA256_DIGEST_SIZE };
 
 typedef struct {
     uint8_t digest[DIGEST];
@@ -20,63 +22,15 @@ struct srv_keys {
     api_key keys[];
 };
 
-/* ---- SHA-256 ---------------------------------------------------------------------------------------------------- */
-
-static const uint32_t round_constants[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
-    0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
-    0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
-    0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
-    0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
-    0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-static uint32_t rotate(uint32_t x, int n)
-{
-    return x >> n | x << (32 - n);
-}
-
-static void sha256_block(uint32_t h[8], const uint8_t *p)
-{
-    uint32_t w[64], v[8];
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
-    for (int i = 16; i < 64; i++)
-        w[i] = w[i - 16] + w[i - 7] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
-               (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
-    memcpy(v, h, sizeof(v));
-    for (int i = 0; i < 64; i++) {
-        uint32_t e = v[4], a = v[0];
-        uint32_t t1 = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + round_constants[i] + w[i];
-        uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
-        memmove(v + 1, v, 7 * sizeof(*v));
-        v[4] += t1;
-        v[0] = t1 + t2;
-    }
-    for (int i = 0; i < 8; i++)
-        h[i] += v[i];
-}
-
-void srv_sha256(const void *data, size_t len, uint8_t ret[DIGEST])
-{
-    uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    const uint8_t *p = data;
-    size_t left = len;
-    for (; left >= 64; left -= 64, p += 64)
-        sha256_block(h, p);
-    uint8_t last[128] = {0};
-    if (left)
-        memcpy(last, p, left);
-    last[left] = 0x80;
-    size_t n = left < 56 ? 64 : 128;
-    for (int i = 0; i < 8; i++)
-        last[n - 1 - (size_t)i] = (uint8_t)((uint64_t)len * 8 >> (8 * i));
-    for (size_t i = 0; i < n; i += 64)
-        sha256_block(h, last + i);
-    for (int i = 0; i < DIGEST; i++)
-        ret[i] = (uint8_t)(h[i / 4] >> (24 - 8 * (i % 4)));
-}
-
 /* ---- keys ------------------------------------------------------------------------------------------------------- */
+
+static void digest_of(const void *data, size_t len, uint8_t ret[DIGEST])
+{
+    struct sha256_ctx c;
+    sha256_init(&c);
+    sha256_update(&c, len, data);
+    sha256_digest(&c, DIGEST, ret);
+}
 
 /* Eight bytes of a digest of their own: they stand in files, and are no step towards the key or the digest that lets it in. */
 static uint64_t tenant_of(const uint8_t digest[DIGEST])
@@ -86,7 +40,7 @@ static uint64_t tenant_of(const uint8_t digest[DIGEST])
     uint64_t tenant;
     memcpy(text, label, sizeof(label));
     memcpy(text + sizeof(label), digest, DIGEST);
-    srv_sha256(text, sizeof(text), hash);
+    digest_of(text, sizeof(text), hash);
     memcpy(&tenant, hash, sizeof(tenant));
     return tenant ? tenant : 1;
 }
@@ -94,7 +48,7 @@ static uint64_t tenant_of(const uint8_t digest[DIGEST])
 static void add_key(srv_keys *k, const char *key, size_t len)
 {
     api_key *new = &k->keys[k->n++];
-    srv_sha256(key, len, new->digest);
+    digest_of(key, len, new->digest);
     new->tenant = tenant_of(new->digest);
 }
 
@@ -243,13 +197,11 @@ bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *re
     uint8_t digest[DIGEST];
     uint64_t tenant = 0;
     bool first = false;
-    srv_sha256(key, len, digest);
+    digest_of(key, len, digest);
     for (size_t i = 0; i < k->n; i++) {
-        unsigned differs = 0;
-        for (size_t b = 0; b < DIGEST; b++)
-            differs |= digest[b] ^ k->keys[i].digest[b];
-        tenant |= -(uint64_t)(differs == 0) & k->keys[i].tenant;
-        first |= (differs == 0) & (i == 0);
+        bool same = memeql_sec(digest, k->keys[i].digest, DIGEST);
+        tenant |= -(uint64_t)same & k->keys[i].tenant;
+        first |= same & (i == 0);
     }
     if (tenant) {
         *ret_tenant = tenant;

@@ -20,6 +20,4 @@ bool srv_keys_match(const srv_keys *k, const char *key, size_t len, uint64_t *re
 /* The first key of such a file, for a client. As srv_keys_load. */
 int srv_keys_first(const char *path, char *ret, size_t size, char *err, size_t errlen);
 
-void srv_sha256(const void *data, size_t len, uint8_t ret[32]); /* FIPS 180-4 */
-
 #endif

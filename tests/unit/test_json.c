@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The text is put at the end of a block of its own, so that a sanitizer sees a read past it. */
 static int parse_n(const char *text, size_t n, srv_fault *f)
@@ -294,31 +295,31 @@ START_TEST(writes_strings)
 }
 END_TEST
 
-START_TEST(sha256)
+/* Whose a key's contexts are stands in files, so it never changes: here as Python's hashlib has it, the first 8 bytes, little-endian, of
+ * sha256("retrievald tenant\0" + sha256(key)). */
+START_TEST(tenants_of_keys)
 {
-    static const struct {
-        const char *text, *hex;
-    } cases[] = {
-        {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
-        {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
-        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
-        {"abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrlmnopqrsmnopqrstnopqrstu",
-         "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1"},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        uint8_t digest[32];
-        char hex[65];
-        srv_sha256(cases[i].text, strlen(cases[i].text), digest);
-        for (int b = 0; b < 32; b++)
-            snprintf(hex + 2 * b, 3, "%02x", digest[b]);
-        ck_assert_str_eq(hex, cases[i].hex);
-    }
-    static char million[1000000];
-    uint8_t digest[32];
-    memset(million, 'a', sizeof(million));
-    srv_sha256(million, sizeof(million), digest);
-    ck_assert_uint_eq(digest[0], 0xcd);
-    ck_assert_uint_eq(digest[31], 0xd0);
+    char path[] = "/tmp/retrievald-keys-XXXXXX", err[200] = "";
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    static const char text[] = "# two\nsecret-1\n\n  other \n";
+    ck_assert_int_eq(write(fd, text, strlen(text)), (int)strlen(text));
+    close(fd);
+    srv_keys *k = NULL;
+    ck_assert_msg(srv_keys_load(path, &k, err, sizeof err) == 0, "%s", err);
+    unlink(path);
+    uint64_t tenant = 0;
+    bool first = false;
+    ck_assert(srv_keys_match(k, "secret-1", 8, &tenant, &first));
+    ck_assert_uint_eq(tenant, 0x4bfbdd784b745de1);
+    ck_assert(first);
+    ck_assert(srv_keys_match(k, "other", 5, &tenant, &first));
+    ck_assert_uint_eq(tenant, 0x2246804504cc9ff4);
+    ck_assert(!first);
+    ck_assert(!srv_keys_match(k, "secret-", 7, &tenant, &first));
+    ck_assert(!srv_keys_match(k, "secret-1 ", 9, &tenant, &first));
+    ck_assert(!srv_keys_match(k, "", 0, &tenant, &first));
+    srv_keys_free(k);
 }
 END_TEST
 
@@ -334,7 +335,7 @@ int main(void)
     tcase_add_test(t, finds_raw_spans);
     tcase_add_test(t, getters_check);
     tcase_add_test(t, writes_strings);
-    tcase_add_test(t, sha256);
+    tcase_add_test(t, tenants_of_keys);
     suite_add_tcase(s, t);
     return t_run(s);
 }
