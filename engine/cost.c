@@ -46,7 +46,7 @@ static double visited(uint32_t n)
 
 double eng_cost_graph(const eng_cost *c, const eng_cost_head *h, uint32_t n, uint32_t hits)
 {
-    return visited(n) * h->dim * c->visit_dim + (double)hits * h->group * h->dim * c->hit_dim;
+    return c->scan_search + c->scan_head * h->group + visited(n) * h->dim * c->visit_dim + (double)hits * h->group * h->dim * c->hit_dim;
 }
 
 uint32_t eng_cost_hits(const eng_attention *a, uint32_t n)

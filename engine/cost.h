@@ -10,7 +10,8 @@
 
 typedef struct {
     double dense_byte, dense_op;                       /* reading a key and its value for the whole group: a byte; a dimension and query head */
-    double scan_search, scan_head, scan_dim, scan_key;  /* a search by codes: as such; a query head; of each code a dimension; a query head (its score, its weight) */
+    double scan_search, scan_head;                     /* a search, also of a graph: as such; a query head */
+    double scan_dim, scan_key;                         /* of each code a scan reads, a dimension; a query head (its score, its weight) */
     double hit_dim;                                    /* a key retrieved for a query head: a dimension */
     double visit_dim;                                  /* a key that a graph search scores for the group: a dimension */
 } eng_cost;

@@ -326,7 +326,7 @@ static int measure_graph(fit *f, eng_cost *c)
     if (r == 0)
         r = time_policies(f, &(eng_attention){.mode = ENG_ATTN_GRAPH, .top_k = GRAPH_HITS}, 1, &took);
     if (r == 0) {
-        double walk = took.ns - took.hits * 7 * 64 * c->hit_dim;
+        double walk = took.ns - c->scan_search - 7 * c->scan_head - took.hits * 7 * 64 * c->hit_dim;
         c->visit_dim = (walk > 0 ? walk : took.ns) / (took.probed * 64);
     }
     close_context(f);
