@@ -81,7 +81,7 @@ def test_against_brute_force(tool, head):
         assert x["mass"]["mean"] == pytest.approx(mass, rel=0.01)
         assert x["us"]["min"] > 0 and x["relative"] > 0 and 0 < x["visited_head"] <= x["visited_group"] <= 1
     exact, codes, cluster, ivf, graph = lines
-    assert exact["bytes_per_key"] == 0 and codes["bytes_per_key"] > DIM and graph["bytes_per_key"] > 4 * 16
+    assert exact["bytes_per_key"] == 0 and codes["bytes_per_key"] > DIM and graph["bytes_per_key"] > DIM  # both have a code of each key
     assert "error_estimate" in codes and "error_estimate" not in exact
     assert codes["error_estimate"]["mean"] < mean / 3
     assert cluster["error_estimate"]["mean"] < mean / 1.5 and "error_estimate" in ivf
