@@ -24,7 +24,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 eng_cost eng_cost_default(void)
 {
-    return (eng_cost){.dense_byte = 0.013, .dense_op = 0.0049, .scan_search = 4500, .scan_head = 840, .scan_dim = 0.026, .scan_key = 0.26, .hit_dim = 0.147, .visit_dim = 0.081};
+    return (eng_cost){.dense_byte = 0.0155, .dense_op = 0.0038, .scan_search = 2840, .scan_head = 570, .scan_dim = 0.0281, .scan_key = 0.161, .hit_dim = 0.144, .visit_dim = 0.06};
 }
 
 double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)
