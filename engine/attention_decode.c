@@ -547,10 +547,15 @@ static void attend_retrieved(eng_attn *a, attn_worker *w, uint32_t head, uint32_
     }
 }
 
+static uint32_t merges_of_head(const eng_attn *a)
+{
+    return (a->shape->group + a->merge_heads - 1) / a->merge_heads;
+}
+
 static void merge_task(eng_attn *a, uint32_t task, uint32_t worker)
 {
     attn_worker *w = &a->workers[worker];
-    uint32_t group = a->shape->group, d = a->shape->head_dim, n_blocks = a->plan->n_blocks, tasks = (group + a->merge_heads - 1) / a->merge_heads;
+    uint32_t group = a->shape->group, d = a->shape->head_dim, n_blocks = a->plan->n_blocks, tasks = merges_of_head(a);
     uint32_t head_kv = task / tasks, first = task % tasks * a->merge_heads, n = group - first < a->merge_heads ? group - first : a->merge_heads;
     eng_partial retrieved[ATTN_MERGE_MAX] = {{0}};
     for (uint32_t h = 0; h < n; h++) {
@@ -576,47 +581,29 @@ static void merge_task(eng_attn *a, uint32_t task, uint32_t worker)
     }
 }
 
-static uint32_t n_merges(const eng_attn *a)
-{
-    return a->shape->n_head_kv * ((a->shape->group + a->merge_heads - 1) / a->merge_heads);
-}
-
-static void search_task(eng_attn *a, uint32_t task, uint32_t worker)
-{
-    uint32_t heads = a->shape->n_head_kv, head_kv = task % heads;
-    find_floors(a, head_kv, a->workers[worker].floor);
-    attn_search_task(a, head_kv, a->largest_first[task / heads], worker);
-}
-
-/* The dense tasks, then the searches, then the merges. */
+/* The dense tasks, then the searches, then the merges; each waits for the earlier ones of its KV head. */
 static void attend_task(void *ctx, uint32_t task, uint32_t worker)
 {
     eng_attn *a = ctx;
-    uint32_t heads = a->shape->n_head_kv;
-    if (task < a->n_dense) {
-        uint64_t begin = eng_trace_begin();
-        dense_task(a, task, worker);
-        eng_trace_end(begin, "dense", NULL, 0);
-        atomic_fetch_sub_explicit(&a->left[task % heads].dense, 1, memory_order_release);
-        return;
-    }
-    task -= a->n_dense;
-    if (task < a->n_searches) {
-        eng_pool_await(a->pool, &a->left[task % heads].dense);
-        uint64_t begin = eng_trace_begin();
-        search_task(a, task, worker);
-        eng_trace_end(begin, "search", NULL, 0);
-        atomic_fetch_sub_explicit(&a->left[task % heads].searches, 1, memory_order_release);
-        return;
-    }
-    task -= a->n_searches;
-    uint32_t head_kv = task / (n_merges(a) / heads);
-    eng_pool_await(a->pool, &a->left[head_kv].dense);
-    eng_pool_await(a->pool, &a->left[head_kv].searches);
+    bool dense = task < a->n_dense, search = !dense && task - a->n_dense < a->n_searches;
+    uint32_t heads = a->shape->n_head_kv, i = task - (dense ? 0 : a->n_dense) - (dense || search ? 0 : a->n_searches), head_kv = dense || search ? i % heads : i / merges_of_head(a);
+    struct attn_left *left = &a->left[head_kv];
+    if (!dense)
+        eng_pool_await(a->pool, &left->dense);
+    if (!dense && !search)
+        eng_pool_await(a->pool, &left->searches);
     uint64_t begin = eng_trace_begin();
-    find_floors(a, head_kv, a->workers[worker].floor);
-    merge_task(a, task, worker);
-    eng_trace_end(begin, "merge", NULL, 0);
+    if (!dense && a->n_searches)
+        find_floors(a, head_kv, a->workers[worker].floor);
+    if (dense)
+        dense_task(a, i, worker);
+    else if (search)
+        attn_search_task(a, head_kv, a->largest_first[i / heads], worker);
+    else
+        merge_task(a, i, worker);
+    eng_trace_end(begin, dense ? "dense" : search ? "search" : "merge", NULL, 0);
+    if (dense || search)
+        atomic_fetch_sub_explicit(dense ? &left->dense : &left->searches, 1, memory_order_release);
 }
 
 /* Attention of the layer's plan to `out`. */
@@ -639,7 +626,7 @@ static void attend(eng_attn *a, const eng_view *view, uint32_t layer, const attn
         atomic_store_explicit(&a->left[h].dense, blocks, memory_order_relaxed);
         atomic_store_explicit(&a->left[h].searches, ranges, memory_order_relaxed);
     }
-    eng_pool_run(a->pool, "attend keys", attend_task, a, a->n_dense + a->n_searches + n_merges(a));
+    eng_pool_run(a->pool, "attend keys", attend_task, a, a->n_dense + a->n_searches + heads * merges_of_head(a));
     for (uint32_t i = 0; i < a->n_searches; i++) {
         a->counts.n_flat += a->searched[i] == ATTN_SCAN || a->searched[i] == ATTN_CODES;
         a->counts.n_graph += a->searched[i] == ATTN_GRAPH;
