@@ -112,7 +112,10 @@ const float *idx_visible_scales(const idx_scan_state *c, uint32_t at, uint32_t n
     float *own = c->s->scales;
     if (!cut && at >= from && at + n <= to)
         return scale;
-    c->k->visible(scale, ids, n, run_lo - c->q->lo, c->q->hi - c->q->lo, own);
+    if (cut)
+        c->k->visible(scale, ids, n, run_lo - c->q->lo, c->q->hi - c->q->lo, own);
+    else
+        memcpy(own, scale, n * sizeof *own);
     for (uint32_t i = 0; at + i < from; i++)
         own[i] = NAN;
     for (uint32_t i = at + n > to ? to - at : n; i < n; i++)

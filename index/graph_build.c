@@ -1,9 +1,9 @@
 /* The course of a graph build: phases in order, each cut into steps, so that it can stop at any deadline.
  *
- * Sources: RoarGraph (VLDB 2024, section 4): each query's exact nearest keys, projected to links between keys around its nearest one, pruned by occlusion, then a connectivity pass. RetrievalAttention
- * (arXiv 2409.10516, section 3.2) builds one for each query head from its own prefill queries. Neither says what becomes of a key that is nearest to many queries (RoarGraph's program keeps the last one's
- * candidates), of keys at the end that no query could see, how many queries and which widths suit a few thousand keys, or how wide a search must be; there is one entry point, and deletion is not offered.
- * Here: one graph for the group (AlayaDB), candidates accumulate over queries and over 8 pivots a query, distances are those of expected scores, many entries, every key reachable, a measured width.
+ * Sources: RoarGraph (VLDB 2024, section 4): each query's exact nearest keys, projected to links between keys around its nearest one, pruned by occlusion, then a connectivity pass; a search begins at one entry
+ * point. RetrievalAttention (arXiv 2409.10516, section 3.2) builds one for each query head from its own prefill queries. Neither says what becomes of a key that is nearest to many queries, of keys at the end
+ * that no query could see, how many queries suit a few thousand keys, or how wide a search must be.
+ * Here: one graph for the group (AlayaDB); a node is 16 successive keys; a link's weight is how often queries hit both its ends, and nothing is pruned; each node's mean key is an entry; how far a search looks is measured for each head.
  * README.md has each deviation with what it brings. */
 #include "graph_build.h"
 

@@ -13,7 +13,6 @@
 #include <string.h>
 
 enum {
-    HEADS = 32,         /* that a word of bits holds */
     LEAST_WANTED = 100, /* the margin holds for this many keys and more; fewer are searched for as if they were as many */
     FEW = 8,            /* nodes looked at together */
     AHEAD = 8,          /* nodes asked for before they are scored */
@@ -27,7 +26,7 @@ typedef struct {
     uint32_t head0, n_heads; /* at work on these */
     uint32_t first, end;     /* nodes that meet [lo, hi) */
     uint32_t wanted;
-    float beta, size[HEADS], margin[HEADS], least[HEADS]; /* a query's length; how far it looks; a node that can't reach this isn't read for the head */
+    float beta, size[IDX_HEADS], margin[IDX_HEADS], least[IDX_HEADS]; /* a query's length; how far it looks; a node that can't reach this isn't read for the head */
 } walk;
 
 static void ask(const walk *w, uint32_t node)
@@ -149,7 +148,7 @@ static void walk_heads(walk *w)
     const idx_index *ix = w->ix;
     uint32_t dim_pad = idx_dim_pad(ix->header->dim), nodes = ix->code.n_blocks, from = w->first / IDX_BLOCK, blocks = (w->end + IDX_BLOCK - 1) / IDX_BLOCK - from;
     uint32_t sure = w->beta < INFINITY && w->wanted > LEAST_WANTED ? LEAST_WANTED : w->wanted; /* the best key alone gives a dynamic budget's threshold */
-    uint32_t all = w->n_heads == HEADS ? UINT32_MAX : (1u << w->n_heads) - 1, n;
+    uint32_t all = w->n_heads == IDX_HEADS ? UINT32_MAX : (1u << w->n_heads) - 1, n;
     memset(s->node_want, 0, nodes * sizeof *s->node_want);
     memset(s->node_done, 0, nodes * sizeof *s->node_done);
     memset(s->node_votes, 0, nodes * sizeof *s->node_votes);
@@ -207,8 +206,8 @@ void idx_graph_search(const idx_index *ix, const idx_rows *keys, const idx_query
         s->tops[h].thr = -FLT_MAX; /* of an infinite query no row is a hit */
     }
     s->visited = 0;
-    for (w.head0 = 0; w.head0 < q->group; w.head0 += HEADS) {
-        w.n_heads = q->group - w.head0 < HEADS ? q->group - w.head0 : HEADS;
+    for (w.head0 = 0; w.head0 < q->group; w.head0 += IDX_HEADS) {
+        w.n_heads = q->group - w.head0 < IDX_HEADS ? q->group - w.head0 : IDX_HEADS;
         walk_heads(&w);
     }
     for (uint32_t h = 0; h < q->group; h++)

@@ -61,7 +61,7 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->top_ids = idx_alloc(max_group * cap, sizeof *s->top_ids);
     s->top_scores = idx_alloc(max_group * cap, sizeof *s->top_scores);
     s->hits = calloc(max_group, sizeof *s->hits);
-    size_t heads = max_group < 32 ? max_group : 32;
+    size_t heads = max_group < IDX_HEADS ? max_group : IDX_HEADS;
     s->node_ld = (max_n / IDX_BLOCK + 1 + IDX_BLOCK - 1) & ~(IDX_BLOCK - 1u);
     s->node_score = idx_alloc(heads * s->node_ld, sizeof *s->node_score);
     s->node_best = idx_alloc(heads * s->node_ld, sizeof *s->node_best);

@@ -19,7 +19,6 @@
 #include <string.h>
 
 enum {
-    HEADS = 32,       /* that a word of bits holds */
     LEAST_WANTED = 100, /* the margin holds for this many keys and more; fewer are searched for as if they were as many */
 };
 
@@ -199,9 +198,9 @@ void idx_lists_scan(const idx_scan_state *whole, uint32_t top_k, float beta)
     idx_lists_score(c->ix, whole->first, whole->end, c->q->group, c->q->scale, s);
     uint32_t span = c->q->hi - c->q->lo, wanted = top_k > LEAST_WANTED ? top_k : LEAST_WANTED;
     wanted = wanted < span ? wanted : span;
-    for (uint32_t h = 0; h < c->q->group; h += HEADS)
+    for (uint32_t h = 0; h < c->q->group; h += IDX_HEADS)
         if (top_k)
-            search_heads(c, h, c->q->group - h < HEADS ? c->q->group - h : HEADS, wanted, beta);
+            search_heads(c, h, c->q->group - h < IDX_HEADS ? c->q->group - h : IDX_HEADS, wanted, beta);
     for (uint32_t h = 0; h < c->q->group && c->weights; h++) {
         const float *score = s->list_score + (size_t)h * s->list_ld + whole->first;
         memcpy(c->weights + h * c->ld, score, (whole->end - whole->first) * sizeof *score);

@@ -18,6 +18,7 @@ enum {
     IDX_CLUSTER_ROWS = 32, /* rows of a value cluster, on average */
     IDX_MAX_CLUSTER = 256, /* and at most: larger ones are cut */
     IDX_DIRECTIONS = 4,    /* of a cluster's variation, kept beside its mean key */
+    IDX_HEADS = 32,        /* that a search of lists or a graph takes at once: a word of bits */
     IDX_CODE_SPARE = 128,  /* candidates a scan of codes keeps beyond those wanted; */
     IDX_NARROW_SPARE = 192, /* and where they have four bits */
     IDX_MAX_SPARE = 320,    /* any search, at most */
