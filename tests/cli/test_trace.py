@@ -70,6 +70,7 @@ def test_bench_decode(tool, model, tmp_path):
     assert [c["args"]["tokens"] for c in chunks] == [512, 512, 512, 512, 152]
     decoded = named(engine, "decode step")[-steps:]
     assert [s["args"]["position"] for s in decoded] == [2200, 2201, 2202]
+    shares = []
     for whole in chunks + decoded:
         parts = inside(whole, engine)
         found = collections.Counter(e["name"] for e in parts)
@@ -80,7 +81,8 @@ def test_bench_decode(tool, model, tmp_path):
         used = {"attend keys", "dense", "search", "merge"} if whole in decoded else {"pack keys", "attend"}
         for name in used:
             assert found[name] >= layers, name
-        assert sum(e["dur"] for e in named(parts, "layer")) <= whole["dur"]
+        shares.append(sum(e["dur"] for e in named(parts, "layer")) / whole["dur"])
+    assert 0.5 < max(shares) <= 1  # the layers are nearly all of it, where the thread kept its CPU
     codes = named(engine, "codes") + named(tracks["pool 1"], "codes")
     assert {e["args"]["layer"] for e in codes} == set(range(layers))
     assert len(named(engine, "sample")) >= steps

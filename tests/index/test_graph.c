@@ -321,12 +321,12 @@ END_TEST
 START_TEST(test_slices)
 {
     rng = t_seed(11);
-    problem p = problem_new(1500, 300);
+    problem p = problem_new(5000, 1500);
     int steps;
     idx_index *whole = build(&p, 0, &steps), *cut;
     ck_assert_int_eq(steps, 1);
     cut = build(&p, 1, &steps); /* a deadline long past: the least possible work a call */
-    ck_assert_int_gt(steps, 300);
+    ck_assert_int_gt(steps, 1000);
     size_t n, n_cut;
     const void *a = idx_arena(whole, &n), *b = idx_arena(cut, &n_cut);
     ck_assert_uint_eq(n, n_cut);
