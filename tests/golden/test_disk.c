@@ -402,6 +402,8 @@ START_TEST(indexes_outlast)
     q.attention.top_k = 60;
     answer(e, q, want, 1, NULL);
     rest(e);
+    eng_stats built, read;
+    eng_stats_get(e, &built);
     eng_timings first = answer(e, q, want, OUT, logits);
     ck_assert_msg((mode == ENG_ATTN_GRAPH ? first.n_graph : first.n_cluster) > 0 && (first.n_flat == 0 || !q.attention.estimate), "%u %u %u", first.n_graph, first.n_cluster, first.n_flat);
     uint64_t saves = stats(e).saves;
@@ -411,6 +413,9 @@ START_TEST(indexes_outlast)
     for (int mapped = 0; mapped < 2; mapped++) {
         e = open_mode(ENG_ATTN_AUTO, mapped ? 100000 : BIG);
         ck_assert_uint_eq(answer(e, request(ids, N, ENG_ATTN_FULL), out, 1, NULL).disk_n, N - 1);
+        eng_stats_get(e, &read);
+        if (!mapped)
+            ck_assert_uint_eq(read.index_bytes, built.index_bytes); /* what the budget counts */
         eng_timings t = answer(e, q, out, OUT, again);
         ck_assert_uint_eq(t.disk_n, mapped ? N - 1 : 0);
         ck_assert_msg(same_search(&t, &first), "graph %u, clusters %u, flat %u", t.n_graph, t.n_cluster, t.n_flat);
