@@ -32,6 +32,13 @@ static void push(eng_store_jobs *l, eng_store_job *j)
     l->last = j;
 }
 
+static void push_front(eng_store_jobs *l, eng_store_job *j)
+{
+    j->next = l->first;
+    l->first = j;
+    l->last = l->last ? l->last : j;
+}
+
 static eng_store_job *pop(eng_store_jobs *l)
 {
     eng_store_job *j = l->first;
@@ -83,6 +90,44 @@ static void write_names(eng_store *s)
         eng_names_write(s->p.names, s->catalog, eng_store_drop_name, s);
 }
 
+/* The next job of the queue; with the lock held, which it lets go of meanwhile. */
+static void run_next(eng_store *s)
+{
+    eng_store_job *j = s->running = pop(&s->queue);
+    pthread_mutex_unlock(&s->lock);
+    if (j->seg) {
+        uint64_t begin = eng_trace_begin();
+        j->result = eng_store_write(s, j);
+        eng_trace_end(begin, "write segment", "tokens", j->head.n);
+        report(s, j);
+    } else {
+        j->result = eng_store_forget_tree(s, &j->head.id);
+    }
+    write_touched(s);
+    write_names(s);
+    pthread_mutex_lock(&s->lock);
+    s->stats.save_failures += j->seg && j->result < 0 && j->result != ENG_STORE_REFUSED;
+    s->stats.refusals += j->seg && j->result == ENG_STORE_REFUSED;
+    push(&s->done, j);
+    s->running = NULL;
+    if (--s->in_flight == 0)
+        pthread_cond_broadcast(&s->idle);
+}
+
+/* Whoever waits for a name to go waits for its files, too: the engine thread may have been the one to condemn them, and they are first in the queue. With the lock
+ * held. */
+static void sync_names(eng_store *s)
+{
+    uint64_t now_written = s->names_wanted;
+    pthread_mutex_unlock(&s->lock);
+    write_names(s);
+    pthread_mutex_lock(&s->lock);
+    while (s->queue.first && !s->queue.first->seg)
+        run_next(s);
+    s->names_done = now_written;
+    pthread_cond_broadcast(&s->synced);
+}
+
 static void *store_main(void *arg)
 {
     eng_store *s = arg;
@@ -91,38 +136,12 @@ static void *store_main(void *arg)
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     pthread_mutex_lock(&s->lock);
     while (s->queue.first || !s->stop || s->names_done != s->names_wanted) {
-        if (s->names_done != s->names_wanted) {
-            uint64_t now_written = s->names_wanted;
-            pthread_mutex_unlock(&s->lock);
-            write_names(s);
-            pthread_mutex_lock(&s->lock);
-            s->names_done = now_written;
-            pthread_cond_broadcast(&s->synced);
-            continue;
-        }
-        if (!s->queue.first) {
+        if (s->names_done != s->names_wanted)
+            sync_names(s);
+        else if (s->queue.first)
+            run_next(s);
+        else
             pthread_cond_wait(&s->more, &s->lock);
-            continue;
-        }
-        eng_store_job *j = s->running = pop(&s->queue);
-        pthread_mutex_unlock(&s->lock);
-        if (j->seg) {
-            uint64_t begin = eng_trace_begin();
-            j->result = eng_store_write(s, j);
-            eng_trace_end(begin, "write segment", "tokens", j->head.n);
-            report(s, j);
-        } else {
-            j->result = eng_store_forget_tree(s, &j->head.id);
-        }
-        write_touched(s);
-        write_names(s);
-        pthread_mutex_lock(&s->lock);
-        s->stats.save_failures += j->seg && j->result < 0 && j->result != ENG_STORE_REFUSED;
-        s->stats.refusals += j->seg && j->result == ENG_STORE_REFUSED;
-        push(&s->done, j);
-        s->running = NULL;
-        if (--s->in_flight == 0)
-            pthread_cond_broadcast(&s->idle);
     }
     pthread_mutex_unlock(&s->lock);
     write_touched(s);
@@ -223,12 +242,17 @@ void eng_store_close(eng_store *s)
 
 /* ---- the queue ----------------------------------------------------------------------------------------------------- */
 
+void eng_store_enqueue_locked(eng_store *s, eng_store_job *j)
+{
+    (j->seg ? push : push_front)(&s->queue, j);
+    s->in_flight++;
+    pthread_cond_signal(&s->more);
+}
+
 void eng_store_enqueue(eng_store *s, eng_store_job *j)
 {
     pthread_mutex_lock(&s->lock);
-    push(&s->queue, j);
-    s->in_flight++;
-    pthread_cond_signal(&s->more);
+    eng_store_enqueue_locked(s, j);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -49,8 +49,9 @@ struct eng_store {
 
 __attribute__((format(printf, 3, 4))) void eng_store_log(const eng_store *s, int level, const char *format, ...);
 
-/* The engine thread: hands a job over. */
+/* The engine thread: hands a job over; what is to go comes before what is to be written. _locked: with the lock held. */
 void eng_store_enqueue(eng_store *s, eng_store_job *j);
+void eng_store_enqueue_locked(eng_store *s, eng_store_job *j);
 
 /* ---- the store thread ---------------------------------------------------------------------------------------------- */
 

@@ -168,10 +168,10 @@ void eng_store_forget_tokens(eng_store *s, const eng_prefix *p)
             return; /* what was written meanwhile is left to eviction */
         pthread_mutex_lock(&s->lock);
         goes = condemn_next(s, p, &end, &j->head.id);
-        pthread_mutex_unlock(&s->lock);
         if (goes)
-            eng_store_enqueue(s, j);
-        else
+            eng_store_enqueue_locked(s, j);
+        pthread_mutex_unlock(&s->lock);
+        if (!goes)
             free(j);
     }
 }

@@ -284,6 +284,39 @@ START_TEST(merged)
 }
 END_TEST
 
+/* Whoever has waited for names finds nothing more of what was let go of before, though much is still to be written. */
+START_TEST(let_go_of_first)
+{
+    enum { N = 2000, OTHERS = 8 };
+    t_store t = t_store_new((uint64_t)1 << 30);
+    t_store_open(&t, (uint64_t)1 << 30);
+    int32_t ids[N], others[OTHERS][N];
+    char path[128];
+    number_ids(ids, N, 1);
+    eng_segment *goes = segment(NULL, 0, ids, N, true);
+    save(&t, goes);
+    eng_store_flush(t.store);
+    t_store_path(&t, &goes->id, path, sizeof path);
+    ck_assert_int_eq(access(path, F_OK), 0);
+    for (int i = 0; i < OTHERS; i++) {
+        number_ids(others[i], N, 2 + i);
+        eng_segment *s = segment(NULL, 0, others[i], N, true);
+        save(&t, s);
+        eng_segment_unref(s);
+    }
+    eng_prefix p = {0, ids, N, false};
+    eng_store_forget_tokens(t.store, &p);
+    eng_store_sync_names(t.store, true);
+    ck_assert_int_eq(access(path, F_OK), -1);
+    eng_store_flush(t.store);
+    ck_assert_uint_eq(t_store_stats(&t).segments, OTHERS);
+    for (int i = 0; i < OTHERS; i++)
+        ck_assert_uint_eq(t_store_read(&t, others[i], N, true), N);
+    eng_segment_unref(goes);
+    t_store_done(&t);
+}
+END_TEST
+
 /* Keys and values that stay in the file: the same rows; a file that shrinks under them marks the segment, and ends nothing. */
 START_TEST(mapped)
 {
@@ -613,6 +646,7 @@ int main(void)
     tcase_add_test(c, mapped);
     tcase_add_test(c, mapped_again);
     tcase_add_test(c, merged);
+    tcase_add_test(c, let_go_of_first);
     tcase_add_test(c, finds_the_longest_prefix);
     tcase_add_test(c, budget);
     tcase_add_test(c, short_beside_long);
