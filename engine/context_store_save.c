@@ -116,7 +116,35 @@ static int update_entry(eng_store *s, const eng_store_job *j)
     e->head.created = j->head.created;
     eng_catalog_row row = {.head = e->head, .ids = e->ids, .used = e->used, .hits = e->hits};
     pthread_mutex_unlock(&s->lock);
-    return eng_catalog_put(s->catalog, &row); /* if that fails: at the next start the file says its size itself */
+    int r = eng_catalog_put(s->catalog, &row); /* if that fails: at the next start the file says its size itself */
+    eng_fault_point("save:row");
+    return r;
+}
+
+/* Whether the file has taken its place, though something failed then: its folder could not be synced. */
+static bool is_in_place(const eng_store *s, const eng_store_job *j)
+{
+    eng_segment_file *f;
+    char err[256];
+    if (eng_folder_file(&s->folder, &j->head.id, &f, err, sizeof err))
+        return false;
+    bool there = eng_segment_file_head(f)->bytes == j->head.bytes;
+    eng_segment_file_close(f);
+    return there;
+}
+
+/* A new file, or one in the place of one without all of the indexes, which stays where that fails. */
+static int put_file(eng_store *s, const eng_store_job *j, bool replaces)
+{
+    int r = eng_folder_save(&s->folder, &j->head, j->seg, j->parts);
+    if (!replaces) {
+        r = r < 0 ? r : keep_entry(s, j);
+        if (r < 0)
+            eng_folder_remove(&s->folder, &j->head.id);
+        return r;
+    }
+    int updated = r == 0 || is_in_place(s, j) ? update_entry(s, j) : 0;
+    return r < 0 ? r : updated;
 }
 
 /* Room for a file: without what can be done without, if there is none for all. What the segment is part of, or what there is of it, stays. */
@@ -174,11 +202,7 @@ int eng_store_write(eng_store *s, eng_store_job *j)
     uint64_t begin = eng_now_ns();
     int r = make_room_for(s, j, replaces);
     if (r == 0)
-        r = eng_folder_save(&s->folder, &j->head, j->seg, j->parts);
-    if (r == 0)
-        r = replaces ? update_entry(s, j) : keep_entry(s, j);
-    if (r < 0 && !replaces)
-        eng_folder_remove(&s->folder, &j->head.id);
+        r = put_file(s, j, replaces);
     eng_fault_point("merge:saved");
     if (r == 0)
         drop_replaced(s, j);

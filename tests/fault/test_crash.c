@@ -1,9 +1,10 @@
-/* A process that keeps contexts on disk is killed: at each point of a save, a load, a merge, a removal (by eviction, with a name), a change of names and a start (fault points, compiled into this program only), and
+/* A process that keeps contexts on disk is killed: at each point of a save, of a file's second writing, a load, a merge, a removal (by eviction, with a name), a change of names and a start (fault points, compiled into this program only), and
  * at random instants. After each kill the store opens, has all that was reported as saved, reads it right, and no other file is there.
  *
- *   test_crash          every point, and 40 random kills
- *   test_crash KILLS    that many random kills
+ *   test_crash          every point, and 40 random kills of each kind
+ *   test_crash KILLS    that many random kills of each kind
  */
+#include "built_segments.h"
 #include "stores.h"
 
 #include "fault.h"
@@ -243,6 +244,118 @@ START_TEST(every_point)
 }
 END_TEST
 
+enum { GROWN = 1500 };
+
+/* Saves a text with codes, says so, and saves it again with clusters, until it is killed or done. */
+static void rewriting_child(t_store t, const int32_t *ids, int report)
+{
+    const char *point = fatal_point;
+    fatal_point = NULL;
+    ck_assert_int_eq(eng_pool_new(1, &t.pool), 0);
+    t_store_open(&t, KEEP_ALL);
+    eng_segment *half = built_segment(t.pool, ids, GROWN, false), *whole = built_segment(t.pool, ids, GROWN, true);
+    ck_assert_int_eq(eng_store_save(t.store, half), 0);
+    eng_store_flush(t.store);
+    if (write(report, "", 1) != 1)
+        _exit(2);
+    fatal_point = point;
+    ck_assert_int_eq(eng_store_save(t.store, whole), 0);
+    eng_store_flush(t.store);
+    eng_store_close(t.store);
+    _exit(0);
+}
+
+/* True: it was killed, and not done before. */
+static bool run_rewriting_child(t_store *t, const int32_t *ids, useconds_t after_us)
+{
+    int report[2], status;
+    char said;
+    ck_assert_int_eq(pipe(report), 0);
+    pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (!pid) {
+        close(report[0]);
+        rewriting_child(*t, ids, report[1]);
+    }
+    close(report[1]);
+    ck_assert_int_eq(read(report[0], &said, 1), 1);
+    close(report[0]);
+    if (!fatal_point) {
+        usleep(after_us);
+        kill(pid, SIGKILL);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    ck_assert_msg(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "the child ended with %d", status);
+    return killed;
+}
+
+/* After a start: one file, the old one or the new one, in whole, and that is written again. True: the new one. */
+static bool check_rewritten(t_store *t, const eng_segment *half, eng_segment *whole, const char *when)
+{
+    bool clusters = false;
+    for (int again = 0; again < 2; again++) {
+        uint32_t segments, all;
+        eng_store_chain c = {0};
+        eng_segment_reader reader = {.pool = t->pool};
+        eng_segment *back;
+        t_store_open(t, KEEP_ALL);
+        t_store_count(t, &segments, &all);
+        ck_assert_msg(segments == 1 && all == 1, "%s: %u files, %u of them segments", when, all, segments);
+        ck_assert_msg(t_store_find(t, 0, whole->ids, GROWN, true, 0, &c) == ENG_MISS_NONE && c.n == 1, "%s: it is not listed", when);
+        ck_assert_msg(eng_store_load(t->store, &c.links[0].id, &reader, NULL, &back) == ENG_MISS_NONE, "%s: it cannot be read", when);
+        bool whole_now = eng_segment_has(back, back->cluster);
+        ck_assert_msg(same_as_built(back, whole_now ? whole : half, whole_now), "%s: other rows or indexes than were saved", when);
+        ck_assert_msg(whole_now || !again, "%s: it is not written again", when);
+        clusters = again ? clusters : whole_now;
+        eng_segment_unref(back);
+        free(c.links);
+        ck_assert_int_eq(eng_store_save(t->store, whole), 0);
+        eng_store_close(t->store);
+        t->store = NULL;
+    }
+    return clusters;
+}
+
+/* A file that is written once more, with clusters: at each point of that, and at random instants, it is the old one or the new one. */
+START_TEST(rewriting)
+{
+    static const struct {
+        const char *point;
+        int times; /* that it is passed: sections are ids, keys and values, 4 codes, 4 clusters, rows and 4 of queries */
+        bool done; /* the new file is there then */
+    } at[] = {{"save:begin", 1, false}, {"save:created", 1, false}, {"save:section", 15, false}, {"save:written", 1, false}, {"save:synced", 1, false},
+              {"save:renamed", 1, true}, {"save:row", 1, true}};
+    t_rng r = t_seed(52);
+    t_store t = t_store_new(KEEP_ALL);
+    int32_t ids[GROWN];
+    char when[64];
+    for (int32_t i = 0; i < GROWN; i++)
+        ids[i] = (i * i + 1) % 50000;
+    eng_segment *half = built_segment(t.pool, ids, GROWN, false), *whole = built_segment(t.pool, ids, GROWN, true);
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++)
+        for (int count = 1; count <= at[i].times; count++) {
+            fatal_point = at[i].point;
+            fatal_count = count;
+            clear(&t);
+            snprintf(when, sizeof when, "%s, %d", fatal_point, count);
+            ck_assert_msg(run_rewriting_child(&t, ids, 0), "'%s' was not passed", when);
+            fatal_point = NULL;
+            ck_assert_msg(check_rewritten(&t, half, whole, when) == at[i].done, "%s: the %s file is there", when, at[i].done ? "old" : "new");
+        }
+    int old = 0;
+    for (int i = 0; i < kills; i++) {
+        clear(&t);
+        run_rewriting_child(&t, ids, (useconds_t)(t_u64(&r) % 8000));
+        old += !check_rewritten(&t, half, whole, "random");
+    }
+    printf("rewriting: %d kills at random, after %d of them the old file was there\n", kills, old);
+    eng_segment_unref(half);
+    eng_segment_unref(whole);
+    t_store_done(&t);
+}
+END_TEST
+
 START_TEST(random_kills)
 {
     t_rng r = t_seed(51);
@@ -271,6 +384,7 @@ int main(int argc, char **argv)
         kills = atoi(argv[1]);
     else
         tcase_add_test(c, every_point);
+    tcase_add_test(c, rewriting);
     tcase_add_test(c, random_kills);
     suite_add_tcase(s, c);
     return t_run(s);

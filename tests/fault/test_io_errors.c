@@ -1,9 +1,8 @@
 /* A disk that is full, read-only or failing: every call that writes, syncs, renames or reads fails once, and from then on. A context that cannot be
  * written is not kept, one that cannot be read is a miss; what was kept before stays right, and no stray file is left. The calls are replaced for the
  * whole program, SQLite included. */
+#include "built_segments.h"
 #include "stores.h"
-
-#include "index_work.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
@@ -15,6 +14,7 @@ enum { TOKENS = 300 };
 
 static atomic_int countdown = -1; /* writing calls until the first that fails; negative: none does */
 static atomic_bool forever;       /* and all after it */
+static atomic_bool halves;        /* what can be is written by half, and by half of the rest */
 static atomic_int reading_fails;  /* errno of every pread, 0: none */
 static atomic_int opening_fails;  /* of every opening of a segment's file, to read it */
 static atomic_int direct_reads;   /* preads past the page cache */
@@ -41,7 +41,7 @@ static bool fails(void)
 
 ssize_t pwrite64(int fd, const void *p, size_t n, off64_t offset)
 {
-    return fails() ? -1 : syscall(SYS_pwrite64, fd, p, n, offset);
+    return fails() ? -1 : syscall(SYS_pwrite64, fd, p, atomic_load(&halves) && n > 1 ? n / 2 : n, offset);
 }
 
 ssize_t pread64(int fd, void *p, size_t n, off64_t offset)
@@ -124,12 +124,17 @@ static eng_segment *text(int32_t k, int32_t *ids)
     return segment(NULL, 0, ids, TOKENS, true);
 }
 
+static void save_segment(t_store *t, eng_segment *s)
+{
+    ck_assert_int_eq(eng_store_save(t->store, s), 0);
+    eng_store_flush(t->store);
+}
+
 static void save_text(t_store *t, int32_t k)
 {
     int32_t ids[TOKENS];
     eng_segment *s = text(k, ids);
-    ck_assert_int_eq(eng_store_save(t->store, s), 0);
-    eng_store_flush(t->store);
+    save_segment(t, s);
     eng_segment_unref(s);
 }
 
@@ -185,6 +190,85 @@ START_TEST(writing)
         }
     printf("writing: %u saves failed\n", failures);
     ck_assert_uint_gt(failures, 30);
+}
+END_TEST
+
+/* The one file there is holds what the store says, and gives back all of it. True: with the clusters. */
+static bool check_file(t_store *t, const eng_segment *whole, const char *when)
+{
+    char path[400];
+    struct stat st;
+    uint32_t segments, all;
+    eng_store_chain c = {0};
+    eng_segment_reader reader = {.pool = t->pool};
+    eng_segment *back;
+    t_store_path(t, &whole->id, path, sizeof path);
+    t_store_count(t, &segments, &all);
+    ck_assert_msg(segments == 1 && all == 1, "%s: %u files, %u of them segments", when, all, segments);
+    ck_assert_int_eq(stat(path, &st), 0);
+    ck_assert_msg(t_store_stats(t).bytes == (uint64_t)st.st_size, "%s: a file of %lld bytes counts as %llu", when, (long long)st.st_size, (unsigned long long)t_store_stats(t).bytes);
+    ck_assert_msg(t_store_find(t, 0, whole->ids, whole->n, true, 0, &c) == ENG_MISS_NONE && c.n == 1, "%s: it is not listed", when);
+    eng_miss why = eng_store_load(t->store, &c.links[0].id, &reader, NULL, &back);
+    ck_assert_msg(!why, "%s: it cannot be read: %s", when, eng_miss_name(why));
+    bool clusters = eng_segment_has(back, back->cluster);
+    ck_assert_msg(same_as_built(back, whole, clusters), "%s: other rows or indexes than were saved", when);
+    eng_segment_unref(back);
+    free(c.links);
+    return clusters;
+}
+
+/* A context whose clusters have come is written once more, and a call of that fails. False: no call did. */
+static bool second_write(int n, bool *ret_kept)
+{
+    enum { N = 1500 };
+    int32_t ids[N];
+    char when[80];
+    for (int32_t i = 0; i < N; i++)
+        ids[i] = (i * i + 7 * n) % 50000;
+    t_store t = t_store_new(1 << 30);
+    t_store_open(&t, 1 << 30);
+    eng_segment *half = built_segment(t.pool, ids, N, false), *whole = built_segment(t.pool, ids, N, true);
+    save_segment(&t, half);
+    snprintf(when, sizeof when, "call %d%s, %s", n, atomic_load(&forever) ? " and all after it" : "", strerror(error));
+    atomic_store(&countdown, n);
+    save_segment(&t, whole);
+    bool reached = atomic_load(&countdown) < 0 || atomic_load(&forever);
+    atomic_store(&countdown, -1);
+    bool failed = t_store_stats(&t).save_failures, written = check_file(&t, whole, when);
+    ck_assert_msg(reached || !failed, "%s: it was not reached, and the save failed", when);
+    ck_assert_msg(written || failed, "%s: it was reported as saved", when);
+    ck_assert_msg(!failed || strstr(t.log, strerror(error)) || strstr(t.log, strerror(EIO)), "%s: '%s' is all that was said", when, t.log);
+    t_store_reopen(&t, 1 << 30);
+    ck_assert_msg(check_file(&t, whole, when) == written, "%s: another file after a restart", when);
+    save_segment(&t, whole);
+    ck_assert_msg(check_file(&t, whole, when) && !t_store_stats(&t).save_failures, "%s: and then it does not go on", when);
+    *ret_kept = written;
+    eng_segment_unref(half);
+    eng_segment_unref(whole);
+    t_store_done(&t);
+    return reached && !(atomic_load(&forever) && !failed);
+}
+
+START_TEST(writing_again)
+{
+    static const int errors[] = {ENOSPC, EIO};
+    uint32_t failures = 0, kept = 0;
+    for (size_t k = 0; k < sizeof errors / sizeof *errors; k++)
+        for (int how = 0; how < 4; how++) {
+            error = errors[k];
+            atomic_store(&forever, how & 1);
+            atomic_store(&halves, how & 2);
+            bool written;
+            for (int n = 0; second_write(n, &written); n += how & 2 ? 31 : 1) {
+                failures++;
+                kept += !written;
+            }
+            ck_assert(written);
+        }
+    atomic_store(&forever, false);
+    atomic_store(&halves, false);
+    printf("writing_again: %u calls failed, %u times the old file stayed\n", failures, kept);
+    ck_assert_uint_gt(kept, 100);
 }
 END_TEST
 
@@ -274,14 +358,8 @@ START_TEST(past_the_page_cache)
     for (int32_t i = 0; i < N; i++)
         ids[i] = (int32_t)((uint32_t)i * 2654435761u >> 8 & 0xffff);
     eng_segment *s = segment(NULL, 0, ids, N, true);
-    eng_index_work *w;
-    ck_assert_int_eq(eng_index_work_new(t.pool, &w), 0);
-    ck_assert_int_eq(eng_index_work_add(w, s), 0);
-    while (eng_index_work_run(w, UINT64_MAX, NULL))
-        ;
-    eng_index_work_free(w);
-    ck_assert_int_eq(eng_store_save(t.store, s), 0);
-    eng_store_flush(t.store);
+    build_all(t.pool, s);
+    save_segment(&t, s);
     t_store_path(&t, &s->id, path, sizeof path);
     forget(path);
     int fd = open(path, O_RDONLY | O_DIRECT);
@@ -338,6 +416,7 @@ int main(void)
     TCase *c = tcase_create("io_errors");
     tcase_set_timeout(c, 0);
     tcase_add_test(c, writing);
+    tcase_add_test(c, writing_again);
     tcase_add_test(c, reading);
     tcase_add_test(c, past_the_page_cache);
     tcase_add_test(c, no_room);

@@ -1,7 +1,6 @@
 /* The disk tier: what comes back after a restart, look-ups against naive ones, the budget, catalogs that are lost. */
+#include "built_segments.h"
 #include "stores.h"
-
-#include "index_work.h"
 
 #include <fcntl.h>
 
@@ -27,11 +26,7 @@ START_TEST(survives_a_restart)
     memcpy(b, a, CUT * sizeof *a);
     number_ids(b + CUT, N - CUT, 2);
     eng_segment *root = segment(NULL, 0, a, N, true), *answer = segment(root, N, a + N, M, false), *other = segment(root, CUT, b + CUT, N - CUT, true);
-    eng_index_work *w;
-    ck_assert_int_eq(eng_index_work_new(t.pool, &w), 0);
-    ck_assert_int_eq(eng_index_work_add(w, root), 0);
-    while (eng_index_work_run(w, UINT64_MAX, NULL))
-        ;
+    build_all(t.pool, root);
     ck_assert(eng_segment_coded(root));
     size_t index_bytes = root->index_bytes;
     save(&t, answer); /* takes the root along */
@@ -48,7 +43,6 @@ START_TEST(survives_a_restart)
     eng_segment_unref(answer);
     eng_segment_unref(other);
     eng_segment_unref(root);
-    eng_index_work_free(w);
 
     for (int round = 0; round < 2; round++) { /* the second time without the catalog */
         char path[128];
@@ -80,25 +74,6 @@ START_TEST(survives_a_restart)
 }
 END_TEST
 
-static void build_all(t_store *t, eng_segment *s)
-{
-    eng_index_work *w;
-    ck_assert_int_eq(eng_index_work_new(t->pool, &w), 0);
-    ck_assert_int_eq(eng_index_work_add(w, s), 0);
-    while (eng_index_work_run(w, UINT64_MAX, NULL))
-        ;
-    eng_index_work_free(w);
-}
-
-/* Keys and values that can be clustered: finite ones. */
-static eng_segment *numbers(const int32_t *ids, uint32_t n)
-{
-    eng_segment *s = segment(NULL, 0, ids, n, true);
-    for (size_t i = 0; i < s->kv_bytes / 2; i++)
-        ((uint16_t *)(void *)s->kv)[i] = (uint16_t)(0x3400 | (i * 2654435761u >> 20 & 0x83ff));
-    return s;
-}
-
 static void put_file(const char *path, const char *bytes, size_t n)
 {
     FILE *f = fopen(path, "wb");
@@ -108,28 +83,21 @@ static void put_file(const char *path, const char *bytes, size_t n)
 /* A file is written again when more has been built: in its place, where there is room for both. A program that dies between the file and its row is understood. */
 START_TEST(written_again)
 {
-    enum { N = 1500, M = 100 };
+    enum { N = 1500 };
     int32_t ids[N];
     char path[200];
     number_ids(ids, N, 8);
     for (int small = 0; small < 2; small++) {
         t_store t = t_store_new((uint64_t)1 << 30);
         t_store_open(&t, (uint64_t)1 << 30);
-        eng_segment *s = numbers(ids, N);
-        build_all(&t, s);
+        eng_segment *s = built_segment(t.pool, ids, N, false);
         save(&t, s);
         eng_store_flush(t.store);
         t_store_path(&t, &s->id, path, sizeof path);
         size_t n_old, n_new;
         char *old = t_read(path, &n_old);
         ck_assert_uint_eq(t_store_stats(&t).bytes, n_old);
-        eng_segment *more = numbers(ids, N);
-        more->wants = ENG_WANT_CLUSTER;
-        ck_assert_int_eq(eng_segment_alloc_queries(more, M), 0);
-        for (; more->m < M; more->m++)
-            more->query_row[more->m] = (more->m + 1) * N / M - 1;
-        build_all(&t, more);
-        ck_assert(eng_segment_has(more, more->cluster) && more->kept);
+        eng_segment *more = built_segment(t.pool, ids, N, true);
         if (small)
             t_store_reopen(&t, 2 * n_old);
         save(&t, more);
@@ -153,7 +121,7 @@ START_TEST(written_again)
             eng_segment_reader reader = {.pool = t.pool};
             ck_assert_int_eq(t_store_find(&t, 0, ids, N, true, 0, &c), ENG_MISS_NONE);
             ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &back), ENG_MISS_NONE);
-            ck_assert(eng_segment_coded(back) && eng_segment_has(back, back->cluster) == (round != 1) && back->m == (round == 1 ? 0 : more->m));
+            ck_assert(same_as_built(back, more, round != 1));
             eng_segment_unref(back);
             free(c.links);
         }
