@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import itertools
 import json
 import mmap
 import os
@@ -138,13 +139,13 @@ def forget_pages(files):
 
 
 def read_seconds(files):
-    """Of the files, in pieces of a MiB, one after the other."""
+    """Of the files, in pieces of a MiB, one after the other, all to the same place."""
+    piece = bytearray(1 << 20)
     start = time.monotonic()
-    for f in files:
-        fd = os.open(f, os.O_RDONLY)
-        while os.read(fd, 1 << 20):
-            pass
-        os.close(fd)
+    for path in files:
+        with open(path, "rb", buffering=0) as f:
+            while f.readinto(piece):
+                pass
     return time.monotonic() - start
 
 
@@ -156,43 +157,46 @@ def touch_memory(size):
             m[at] = 1
 
 
-def restarted(command, ids, n_new, times=1):
-    """A context that another daemon left on disk, in a folder like new each time; of each of `times` rounds a dict. Warm, its files in the page cache: milliseconds to the first
-    token of a prompt that goes on from it by n_new tokens, of these for the prompt and for reading, of a decode step. Cold: seconds to read it, and of a plain
-    reading of the files' bytes a moment before; milliseconds to the first token."""
-    body = {"prompt": ids, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-    rounds = []
+def restarted(command, ids, n_kept, news, times=1):
+    """A context of n_kept tokens that another daemon left on disk, in a folder like new each time. {n: a dict of each of `times` rounds} for prompts that go on from it by n of
+    `news` tokens, which are the first a daemon is asked for. Warm, the files in the page cache: milliseconds to the first token, of these for reading and for the new tokens, of a decode step. Cold:
+    the same, with the files' bytes and the seconds that a plain reading of them took a moment before."""
+    rounds = {n: [] for n in news}
     with tempfile.TemporaryDirectory(prefix="retrievald-bench-") as place:
         saved_in, state = pathlib.Path(place, "saved"), pathlib.Path(place, "state")
         command = [*command, "-c", str(len(ids) + 64), "--state-dir"]
         with running([*command, str(saved_in)]) as (port, _, _):
-            ask(port, "/v1/completions", {"prompt": ids[:-n_new], "max_tokens": 1, "temperature": 0})
+            ask(port, "/v1/completions", {"prompt": ids[:n_kept], "max_tokens": 1, "temperature": 0})
             saved(port)
         files = list(saved_in.rglob("*.seg"))
-        size = sum(f.stat().st_size for f in files)
-        for k in range(2 * times):
-            cold = k % 2
+        for _, n, cold in itertools.product(range(times), news, (False, True)):
             shutil.rmtree(state, ignore_errors=True)
             shutil.copytree(saved_in, state, copy_function=os.link, ignore=shutil.ignore_patterns("catalog*", "lock", "cost"))
             state.chmod(0o700)
             with running([*command, str(state)]) as (port, _, _):
-                ask(port, "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2})  # the weights are in memory
-                if cold:
-                    forget_pages(files)
-                touch_memory(2 * size)
-                plain = read_seconds(files)
-                if cold:
-                    forget_pages(files)
-                touch_memory(2 * size)
-                r = streamed(port, body)
-                if r["timings"]["disk_n"] < len(ids) - n_new - 1:
-                    raise RuntimeError(f"only {r['timings']['disk_n']} of {len(ids) - n_new} tokens came from disk")
-                disk = disk_metrics(port)
+                r = after_restart(port, files, ids[: n_kept + n], n_kept, cold)
             if cold:
-                rounds[-1] |= {"bytes": disk["loaded_bytes"], "cold_s": disk["load_seconds"], "plain_s": plain, "cold_first_ms": r["first_ms"]}
+                rounds[n][-1] |= {f"cold_{k}": v for k, v in r.items()}
             else:
-                rounds.append({k: r[k] for k in ("first_ms", "prompt_ms", "step_ms")} | {"warm_read_ms": 1000 * disk["load_seconds"]})
+                rounds[n].append(r)
     return rounds
+
+
+def after_restart(port, files, ids, n_kept, cold):
+    """One request to a daemon that has had none: as restarted()."""
+    size = sum(f.stat().st_size for f in files)
+    if cold:
+        forget_pages(files)
+    touch_memory(2 * size)
+    plain = read_seconds(files)
+    if cold:
+        forget_pages(files)
+    touch_memory(2 * size)
+    r = streamed(port, {"prompt": ids, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
+    if r["timings"]["disk_n"] < n_kept - 1:
+        raise RuntimeError(f"only {r['timings']['disk_n']} of {n_kept} tokens came from disk")
+    disk = disk_metrics(port)
+    return {k: r[k] for k in ("first_ms", "prompt_ms", "step_ms")} | {"read_ms": 1000 * disk["load_seconds"], "plain_ms": 1000 * plain, "bytes": disk["loaded_bytes"]}
 
 
 def resident(process):

@@ -165,11 +165,12 @@ def server_rows(a, table, name, model, kind):
         detail = f"{r['first_ms']:.0f} ms = {r['prompt_ms']:.0f} prefill + {steps:.2f} steps"
         table.add(f"{kind} first token, {length:,} cached + 32 new", detail, "", "", "<= 1.5 steps")
     elif what == "restart":
-        (r,) = server_costs.restarted(daemon, ids, 32)
+        (r,) = server_costs.restarted(daemon, ids, length, [1])[1]
         wait = r["first_ms"] - r["step_ms"]
-        detail = f"{r['first_ms']:.0f} ms = {wait:.0f} + a step of {r['step_ms']:.0f}; read {r['warm_read_ms']:.0f}, prefill {r['prompt_ms']:.0f}"
-        table.add(f"{kind} first token after a restart, {length:,} kept + 32 new", detail, "", "", "<= 300 ms + a step")
-        detail = f"{r['cold_s'] / r['plain_s']:.2f} x plain reading ({r['bytes'] / r['plain_s'] / 1e9:.2f} GB/s, {r['bytes'] / 1e6:.0f} MB)"
+        detail = f"{r['first_ms']:.0f} ms = {wait:.0f} + a step of {r['step_ms']:.0f}; read {r['read_ms']:.0f}, prefill {r['prompt_ms']:.0f}"
+        table.add(f"{kind} first token after a restart, {length:,} kept + 1 new", detail, "", "", "<= 300 ms + a step")
+        plain = r["cold_plain_ms"]
+        detail = f"{r['cold_read_ms'] / plain:.2f} x plain reading ({r['bytes'] / plain / 1e6:.2f} GB/s, {r['bytes'] / 1e6:.0f} MB)"
         table.add("  read from a cold disk", detail, "", "", "<= 1.2 x")
     else:
         r = server_costs.memory(daemon, ids[:length])
