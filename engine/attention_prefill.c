@@ -2,7 +2,9 @@
  *
  * A layer's keys and values are packed once, for all its queries, in slabs that bound the memory whatever the context's length. A task is one KV
  * head and a run of columns: the queries (token, head of the group) in order, by groups of ENG_NR. It goes through the slab in blocks that
- * stay in the L2 cache, and through each block with one group after the other, whose queries and sums stay in L1.
+ * stay in the L2 cache, and through each block with one group after the other, whose queries and sums stay in L1. Where a chunk is so small that a
+ * KV head is one group (the few tokens behind a kept context), its task packs the keys itself, a little before it reads them: they never leave the L2 cache,
+ * and of the group's columns it computes those that there are.
  *
  * Each query's arithmetic depends on itself and the keys alone, tile after tile in rising order, and a masked key contributes an exact zero,
  * so the bits are the same whatever chunk, task or group a token falls into.
@@ -22,6 +24,7 @@ enum {
     TILE = 2 * UNIT,        /* slabs, blocks and float32's tiles begin at multiples */
     BLOCK = 2048,           /* keys */
     PACK_TASK = 8 * UNIT,   /* keys */
+    FEW_COLS = 16,          /* gemm_f32 is as fast for 16 columns as for fewer */
     TASK_COLS = 8 * ENG_NR, /* at most */
     TASKS_PER_THREAD = 4,   /* at least, if there are as many groups */
     SLAB_BYTES = 32 << 20,
@@ -152,13 +155,11 @@ static void load_rows(const eng_attn *a, bool values, uint32_t head, uint32_t lo
     memset(rows, 0, (size_t)(lo + UNIT - hi) * dim * sizeof *rows);
 }
 
-static void pack_task(void *ctx, uint32_t task, uint32_t worker)
+/* Keys and values of positions [from, to) to their places in a head's slab, which begins with those of `first`. */
+static void pack_keys(eng_attn *a, attn_worker *w, uint32_t head, uint32_t first, uint32_t from, uint32_t to)
 {
-    eng_attn *a = ctx;
-    attn_worker *w = &a->workers[worker];
-    uint32_t head = task % a->shape->n_head_kv, from = a->lo + task / a->shape->n_head_kv * PACK_TASK, to = min2(from + PACK_TASK, a->hi);
     for (uint32_t pos = from; pos < to; pos += UNIT) {
-        size_t at = (size_t)head * a->slab + (pos - a->lo);
+        size_t at = (size_t)head * a->slab + (pos - first);
         uint32_t hi = min2(pos + UNIT, to);
         void *k = a->packed_k + at * key_bytes(a), *v = a->packed_v + at * value_bytes(a);
         if (a->bf16) {
@@ -168,10 +169,18 @@ static void pack_task(void *ctx, uint32_t task, uint32_t worker)
             a->k->attn_pack_v(v, w->rows, a->dim);
         } else {
             load_rows(a, false, head, pos, hi, k);
-            load_rows(a, true, head, pos, hi, w->rows);
-            a->k->pack_f32(v, ENG_F32, w->rows, a->dim * sizeof(float), UNIT, a->dim, w->tmp);
+            load_rows(a, true, head, pos, hi, a->few ? v : w->rows);
+            if (!a->few)
+                a->k->pack_f32(v, ENG_F32, w->rows, a->dim * sizeof(float), UNIT, a->dim, w->tmp);
         }
     }
+}
+
+static void pack_task(void *ctx, uint32_t task, uint32_t worker)
+{
+    eng_attn *a = ctx;
+    uint32_t head = task % a->shape->n_head_kv, from = a->lo + task / a->shape->n_head_kv * PACK_TASK;
+    pack_keys(a, &a->workers[worker], head, a->lo, from, min2(from + PACK_TASK, a->hi));
 }
 
 /* ---- attention ----------------------------------------------------------------------------------------------------- */
@@ -197,23 +206,47 @@ static void pack_queries(const eng_attn *a, attn_worker *w, uint32_t head, uint3
         a->k->pack_f32(to, ENG_F32, w->rows, a->dim * sizeof(float), ENG_NR, a->dim, w->tmp);
 }
 
-/* What attn_bf16 does, in float32. */
-static void attend_f32(const eng_kernels *k, float *s, const eng_attn_run *run)
+/* What attn_bf16 does, in float32, for the first n_cols columns at least. */
+static void attend_f32(const eng_kernels *k, float *s, const eng_attn_run *run, uint32_t n_cols)
+{
+    size_t d = run->d, cols = n_cols < FEW_COLS ? FEW_COLS : ENG_NR;
+    for (uint32_t unit = 0; unit < run->n_units; unit += TILE / UNIT) {
+        uint32_t n = min2(run->n_units - unit, TILE / UNIT) * UNIT, first = run->first + unit * UNIT;
+        k->gemm_f32(s, ENG_NR, (const float *)run->k + unit * UNIT * d, d, run->q, ENG_NR, n, cols, d, false);
+        if (!eng_attn_whole(run, n, first))
+            eng_attn_hide(run, s, n, first);
+        k->softmax_columns(s, n, n_cols, run->m, run->l, run->o, d);
+        for (uint32_t i = 0; i < n; i += UNIT)
+            k->gemm_f32(run->o, ENG_NR, (const float *)run->v + (unit * UNIT + i) * d, UNIT, s + i * ENG_NR, ENG_NR, d, cols, UNIT, true);
+    }
+}
+
+/* The same for few columns: values are rows, as keys are, and the sums o [column][d], so that it is the few weights that are transposed. */
+static void attend_few(const eng_kernels *k, attn_worker *w, const eng_attn_run *run, uint32_t n_cols)
 {
     size_t d = run->d;
     for (uint32_t unit = 0; unit < run->n_units; unit += TILE / UNIT) {
         uint32_t n = min2(run->n_units - unit, TILE / UNIT) * UNIT, first = run->first + unit * UNIT;
-        k->gemm_f32(s, ENG_NR, (const float *)run->k + unit * UNIT * d, d, run->q, ENG_NR, n, ENG_NR, d, false);
+        _Alignas(64) float scaled[ENG_NR];
+        for (uint32_t c = 0; c < ENG_NR; c++)
+            scaled[c] = 1;
+        k->gemm_f32(w->s, ENG_NR, (const float *)run->k + unit * UNIT * d, d, run->q, ENG_NR, n, FEW_COLS, d, false);
         if (!eng_attn_whole(run, n, first))
-            eng_attn_hide(run, s, n, first);
-        k->softmax_columns(s, n, run->m, run->l, run->o, d);
-        for (uint32_t i = 0; i < n; i += UNIT)
-            k->gemm_f32(run->o, ENG_NR, (const float *)run->v + (unit * UNIT + i) * d, UNIT, s + i * ENG_NR, ENG_NR, d, ENG_NR, UNIT, true);
+            eng_attn_hide(run, w->s, n, first);
+        k->softmax_columns(w->s, n, n_cols, run->m, run->l, scaled, 1);
+        for (uint32_t c = 0; c < n_cols; c++)
+            if (scaled[c] != 1)
+                k->scale(run->o + c * d, d, scaled[c]);
+        for (uint32_t i = 0; i < n; i += UNIT) {
+            k->pack_f32(w->rows, ENG_F32, w->s + i * ENG_NR, ENG_NR * sizeof(float), UNIT, FEW_COLS, w->tmp); /* transposes */
+            for (size_t j = 0; j < d; j += ENG_NR)
+                k->gemm_f32(run->o + j, d, w->rows, ENG_NR, (const float *)run->v + (unit * UNIT + i) * d + j, d, n_cols, ENG_NR, UNIT, true);
+        }
     }
 }
 
-/* The group of columns from `col` on over the keys [lo, hi) of the slab. */
-static void attend_group(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t col, const void *q, float *state, uint32_t lo, uint32_t hi)
+/* The group of columns from `col` on over the keys [lo, hi) of the slab, which begins with `first`. */
+static void attend_group(const eng_attn *a, attn_worker *w, uint32_t head, uint32_t col, const void *q, float *state, uint32_t first, uint32_t lo, uint32_t hi)
 {
     uint32_t seen_lo[ENG_NR], seen_hi[ENG_NR], last = a->n_tokens * a->shape->group - 1, window = eng_kv_window(a->shape, a->layer);
     for (uint32_t c = 0; c < ENG_NR; c++) {
@@ -226,14 +259,16 @@ static void attend_group(const eng_attn *a, attn_worker *w, uint32_t head, uint3
     hi = min2(hi, seen_hi[ENG_NR - 1]);
     if (lo >= hi)
         return;
-    size_t at = (size_t)head * a->slab + (lo - a->lo);
+    size_t at = (size_t)head * a->slab + (lo - first);
     eng_attn_run run = {.d = a->dim, .q = q, .k = a->packed_k + at * key_bytes(a), .v = a->packed_v + at * value_bytes(a), .first = lo,
                         .n_units = (hi - lo + UNIT - 1) / UNIT, .lo = seen_lo, .hi = seen_hi,
                         .m = state, .l = state + ENG_NR, .o = state + 2 * ENG_NR};
     if (a->bf16)
         a->k->attn_bf16(&run);
+    else if (a->few)
+        attend_few(a->k, w, &run, last + 1);
     else
-        attend_f32(a->k, w->s, &run);
+        attend_f32(a->k, w->s, &run, min2(last + 1 - col, ENG_NR));
 }
 
 /* o / l of a group, as rows of the output. */
@@ -243,10 +278,11 @@ static void finish_group(const eng_attn *a, attn_worker *w, uint32_t head, uint3
     const float *l = state + ENG_NR, *o = state + 2 * ENG_NR;
     for (uint32_t i = 0; i < d; i += ENG_NR) {
         uint32_t part = min2(ENG_NR, d - i);
-        a->k->pack_f32(w->rows, ENG_F32, o + (size_t)i * ENG_NR, ENG_NR * sizeof(float), ENG_NR, ENG_NR, w->tmp); /* transposes */
+        if (!a->few)
+            a->k->pack_f32(w->rows, ENG_F32, o + (size_t)i * ENG_NR, ENG_NR * sizeof(float), ENG_NR, ENG_NR, w->tmp); /* transposes */
         for (uint32_t c = 0; c < n; c++) {
             float *out = a->out + ((size_t)((col + c) / group) * a->n_head + head * group + (col + c) % group) * d + i;
-            memcpy(out, w->rows + c * ENG_NR, part * sizeof(float));
+            memcpy(out, a->few ? o + (size_t)c * a->dim + i : w->rows + c * ENG_NR, part * sizeof(float));
             a->k->scale(out, part, 1 / l[c]);
         }
     }
@@ -270,9 +306,13 @@ static void attend_task(void *ctx, uint32_t task, uint32_t worker)
                 s[c] = ENG_ATTN_NONE;
         }
     }
-    for (uint32_t lo = a->lo; lo < a->hi; lo += BLOCK)
+    for (uint32_t lo = a->lo, hi; lo < a->hi; lo = hi) {
+        hi = min2(lo + (a->packs_itself ? min2(PACK_TASK, a->slab) : BLOCK), a->hi);
+        if (a->packs_itself)
+            pack_keys(a, w, head, lo, lo, hi);
         for (uint32_t col = from, i = 0; col < to; col += ENG_NR, i++)
-            attend_group(a, w, head, col, (char *)w->q + i * q_bytes, state + i * group_floats(a), lo, min2(lo + BLOCK, a->hi));
+            attend_group(a, w, head, col, (char *)w->q + i * q_bytes, state + i * group_floats(a), a->packs_itself ? lo : a->lo, lo, hi);
+    }
     for (uint32_t col = from, i = 0; col < to && a->hi == a->end; col += ENG_NR, i++)
         finish_group(a, w, head, col, state + i * group_floats(a));
 }
@@ -290,10 +330,13 @@ void eng_attn_prefill(eng_attn *a, const eng_view *view, uint32_t layer, const f
     uint32_t share = (uint32_t)((uint64_t)cols * heads / (a->n_workers * TASKS_PER_THREAD));
     a->task_cols = min2(round_up(share ? share : 1, ENG_NR), TASK_COLS);
     uint32_t begin = window_begin(pos0, eng_kv_window(a->shape, layer)) / TILE * TILE;
+    a->packs_itself = cols <= ENG_NR && heads >= a->n_workers;
+    a->few = a->packs_itself && !a->bf16 && cols <= FEW_COLS;
     for (a->lo = begin; a->lo < a->end; a->lo = a->hi) {
-        a->hi = min2(a->lo + a->slab, a->end);
+        a->hi = a->packs_itself ? a->end : min2(a->lo + a->slab, a->end);
         a->first_slab = a->lo == begin;
-        eng_pool_run(a->pool, "pack keys", pack_task, a, (a->hi - a->lo + PACK_TASK - 1) / PACK_TASK * heads);
+        if (!a->packs_itself)
+            eng_pool_run(a->pool, "pack keys", pack_task, a, (a->hi - a->lo + PACK_TASK - 1) / PACK_TASK * heads);
         eng_pool_run(a->pool, "attend", attend_task, a, (cols + a->task_cols - 1) / a->task_cols * heads);
     }
 }

@@ -82,6 +82,7 @@ struct eng_attn {
     uint32_t lo, hi, end;       /* of this call: the slab's positions; where the last query's keys end */
     uint32_t task_cols;         /* likewise */
     bool first_slab;
+    bool packs_itself, few;     /* likewise: a KV head's one task packs its keys; in float32, and its columns are few */
 
     eng_cost cost;              /* auto's (attention_auto.c) */
 

@@ -118,8 +118,9 @@ typedef struct {
     /* Prefill: ENG_NR queries are the columns of a product, the keys its rows. Scores x[n][ENG_NR] (times log2 e) -> weights 2^(x - m), in
      * place. Before that a column whose maximum is more than ENG_ATTN_SLACK above its m gets it as m, and l and its column of o[d][ENG_NR] are
      * scaled to it. l += the weights' sums. -inf gives exactly 0, as does what would be below FLT_MIN. Relative error <= 2^-20. A column's
-     * bits depend on that column alone, and do not change when rows of -inf are added at the end. x and o are 64-byte aligned. */
-    void (*softmax_columns)(float *x, size_t n, float *m, float *l, float *o, size_t d);
+     * bits depend on that column alone, and do not change when rows of -inf are added at the end. x and o are 64-byte aligned. Of the first `cols`
+     * columns; what becomes of those after them is left open. */
+    void (*softmax_columns)(float *x, size_t n, size_t cols, float *m, float *l, float *o, size_t d);
     /* The same and both products around it (eng_attn_run), scores in 16-bit integers or several bf16, weights and values in bf16, and what packs
      * for it; NULL: there is none. Of ENG_NR rows of d floats each of attn_pack's functions makes at most ENG_NR * 4 d bytes, which is how far
      * units are apart, pack_v half of it; d is a multiple of 32. */

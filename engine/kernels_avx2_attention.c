@@ -208,9 +208,9 @@ INLINE __m256 exp2_8(__m256 x)
 }
 
 /* Eight columns in the lanes; keys by twos, each into a sum of its own. */
-static void softmax_columns(float *x, size_t n, float *m, float *l, float *o, size_t d)
+static void softmax_columns(float *x, size_t n, size_t cols, float *m, float *l, float *o, size_t d)
 {
-    for (size_t c = 0; c < ENG_NR; c += 8, x += 8, o += 8) {
+    for (size_t c = 0; c < cols; c += 8, x += 8, o += 8) {
         __m256 top[2], sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
         top[0] = top[1] = _mm256_set1_ps(-INFINITY);
         for (size_t i = 0; i < n; i++)

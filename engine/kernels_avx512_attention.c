@@ -208,9 +208,9 @@ INLINE __m512 exp2_16(__m512 x)
 }
 
 /* Sixteen columns in the lanes; keys by fours, each into a sum of its own. */
-static void softmax_columns(float *x, size_t n, float *m, float *l, float *o, size_t d)
+static void softmax_columns(float *x, size_t n, size_t cols, float *m, float *l, float *o, size_t d)
 {
-    for (size_t c = 0; c < ENG_NR; c += 16, x += 16, o += 16) {
+    for (size_t c = 0; c < cols; c += 16, x += 16, o += 16) {
         __m512 top[4], sum[4];
         for (int j = 0; j < 4; j++) {
             top[j] = _mm512_set1_ps(-INFINITY);

@@ -423,9 +423,9 @@ static float softmax(float *x, size_t n, float m)
     return (float)sum;
 }
 
-static void softmax_columns(float *x, size_t n, float *m, float *l, float *o, size_t d)
+static void softmax_columns(float *x, size_t n, size_t cols, float *m, float *l, float *o, size_t d)
 {
-    for (size_t c = 0; c < ENG_NR; c++) {
+    for (size_t c = 0; c < cols; c++) {
         float top = -INFINITY;
         for (size_t i = 0; i < n; i++)
             top = x[i * ENG_NR + c] > top ? x[i * ENG_NR + c] : top;

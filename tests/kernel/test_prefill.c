@@ -151,10 +151,11 @@ START_TEST(same_bits)
     size_t row = (size_t)s->heads * s->group * s->d;
     uint32_t n = s->n - s->from;
     FOR_LEVELS(kn)
-        for (int f32 = 0; f32 < (kn->attn_bf16 ? 2 : 1); f32++) {
+        for (int how = 0; how < (kn->attn_bf16 ? 4 : 2); how++) { /* by one thread: few tokens' tasks pack their keys themselves */
             fixture a, b;
+            bool f32 = how / 2;
             setup(&a, s, kn, f32, 1, s->n, n);
-            setup(&b, s, kn, f32, 3, 61, 256);
+            setup(&b, s, kn, f32, how % 2 ? 1 : 3, 61, 256);
             float *x = malloc(n * row * sizeof *x), *y = malloc(n * row * sizeof *y);
             prefill(&a, s->from, n, &n, 1, x);
             prefill(&b, s->from, n, sizes, 8, y);
@@ -174,7 +175,7 @@ START_TEST(softmax_columns)
     t_rng r = t_seed(5);
     FOR_LEVELS(kn)
         for (size_t n = 1; n <= MAX; n += n < 8 ? 1 : 14) {
-            _Alignas(64) float x[MAX * ENG_NR], y[MAX * ENG_NR], was[MAX * ENG_NR], m[2][ENG_NR], l[2][ENG_NR], o[2][D * ENG_NR];
+            _Alignas(64) float x[MAX * ENG_NR], y[MAX * ENG_NR], was[MAX * ENG_NR], z[MAX * ENG_NR], m[2][ENG_NR], l[2][ENG_NR], o[2][D * ENG_NR], o_few[D * ENG_NR];
             for (size_t i = 0; i < MAX * ENG_NR; i++)
                 was[i] = i / ENG_NR >= n || t_u64(&r) % 8 == 0 ? -INFINITY : t_u64(&r) % 16 == 0 ? -200.0f : 20 * t_normal(&r);
             for (size_t i = 0; i < D * ENG_NR; i++)
@@ -189,12 +190,26 @@ START_TEST(softmax_columns)
             memcpy(m_was, m[0], sizeof m_was);
             memcpy(l_was, l[0], sizeof l_was);
             memcpy(o_was, o[0], sizeof o_was);
-            kn->softmax_columns(x, n, m[0], l[0], o[0], D);
-            kn->softmax_columns(y, MAX, m[1], l[1], o[1], D); /* the same and hidden keys */
+            kn->softmax_columns(x, n, ENG_NR, m[0], l[0], o[0], D);
+            kn->softmax_columns(y, MAX, ENG_NR, m[1], l[1], o[1], D); /* the same and hidden keys */
             t_same("softmax_columns", kn->name, m[0], m[1], sizeof m[0]);
             t_same("softmax_columns", kn->name, l[0], l[1], sizeof l[0]);
             t_same("softmax_columns", kn->name, o[0], o[1], sizeof o[0]);
             t_same("softmax_columns", kn->name, x, y, n * ENG_NR * sizeof *x);
+            for (size_t cols = 1; cols < ENG_NR; cols += 5) { /* the first ones alone */
+                float m_few[ENG_NR], l_few[ENG_NR];
+                memcpy(z, was, sizeof z);
+                memcpy(m_few, m_was, sizeof m_was);
+                memcpy(l_few, l_was, sizeof l_was);
+                memcpy(o_few, o_was, sizeof o_was);
+                kn->softmax_columns(z, n, cols, m_few, l_few, o_few, D);
+                t_same("softmax_columns", kn->name, m_few, m[0], cols * sizeof *m_few);
+                t_same("softmax_columns", kn->name, l_few, l[0], cols * sizeof *l_few);
+                for (size_t i = 0; i < n; i++)
+                    t_same("softmax_columns", kn->name, z + i * ENG_NR, x + i * ENG_NR, cols * sizeof *z);
+                for (size_t i = 0; i < D; i++)
+                    t_same("softmax_columns", kn->name, o_few + i * ENG_NR, o[0] + i * ENG_NR, cols * sizeof *z);
+            }
             for (size_t c = 0; c < ENG_NR; c++) {
                 float top = -INFINITY;
                 for (size_t i = 0; i < n; i++)
