@@ -13,10 +13,17 @@ void eng_attn_use_cost(eng_attn *a, const eng_cost *c)
     a->cost = *c;
 }
 
+/* A budget holds over all spans together, so a span has a share of the hits, by its keys. */
+static uint32_t hits_among(const eng_attn *a, uint32_t visible)
+{
+    uint32_t all = a->step.retrieve_hi - a->step.retrieve_lo;
+    return (uint32_t)((uint64_t)eng_cost_hits(&a->policy, all) * visible / all);
+}
+
 bool attn_auto_scans(const eng_attn *a, uint32_t visible)
 {
     eng_cost_head h = head_of(a);
-    return eng_cost_scan(&a->cost, &h, visible, eng_cost_hits(&a->policy, visible)) < eng_cost_dense(&a->cost, &h, visible);
+    return eng_cost_scan(&a->cost, &h, visible, hits_among(a, visible)) < eng_cost_dense(&a->cost, &h, visible);
 }
 
 static bool walks(const eng_attn *a, const eng_attention *policy, uint32_t n)

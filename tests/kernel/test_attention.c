@@ -588,6 +588,31 @@ START_TEST(estimate_where_it_is_exact)
 }
 END_TEST
 
+/* A budget holds over all segments: three of 1,200 keys have a third of 300 hits each, so a scan of one costs auto 100 of its hits, not 300. */
+START_TEST(auto_shares_the_hits)
+{
+    enum { TOP = 300, PART = 1200, SINK = 0, LOCAL = N - 3 * PART };
+    static const uint32_t cuts[] = {PART, 2 * PART, 3 * PART}, first_slides[LAYERS] = {64, 0}; /* and needs no index */
+    fixture f;
+    setup(&f, ENG_KV_F16, 2, cuts, 3, 1);
+    f.shape.window = first_slides;
+    for (uint32_t i = 0; i < 3; i++)
+        build_codes(f.view.spans[i].seg);
+    for (int below = 0; below < 2; below++) {
+        double hits = below ? TOP / 3 + 1 : TOP / 3 - 1; /* of a span, that reading its keys costs as much as */
+        eng_cost c = {.dense_op = hits / PART, .hit_dim = 1};
+        float out[HEADS * GROUP * DIM];
+        eng_attention p = policy_of(ENG_ATTN_AUTO, SINK, LOCAL, TOP);
+        p.estimate = true;
+        eng_attn_use_cost(f.attn, &c);
+        uint64_t before = eng_attn_counted(f.attn)->n_flat;
+        decode(&f, p, N, N, out);
+        ck_assert_uint_eq(eng_attn_counted(f.attn)->n_flat - before, below ? 3 * HEADS : 0);
+    }
+    teardown(&f);
+}
+END_TEST
+
 /* One query head over [0, sink) and [local, n), as somebody else would: unnormalised. */
 static eng_partial elsewhere(const float *q, const float *k, const float *v, uint32_t sink, uint32_t local, uint32_t n, float *o)
 {
@@ -675,6 +700,7 @@ int main(void)
     tcase_add_loop_test(c, sliding_prefill, 0, N_WINDOWS);
     tcase_add_loop_test(c, sliding_decode, 0, N_WINDOWS);
     tcase_add_test(c, estimate_where_it_is_exact);
+    tcase_add_test(c, auto_shares_the_hits);
     tcase_add_test(c, rest_and_elsewhere);
     suite_add_tcase(s, c);
     return t_run(s);
