@@ -91,7 +91,7 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
         float error = ix->header->noise * sqrtf(narrow ? norm : 3 * norm);
         for (uint32_t r = 0; r < IDX_ROUNDINGS; r++) {
             size_t at = (size_t)r * q->group + h;
-            int8_t *x = s->code_q + at * 3 * dim_pad;
+            int8_t *x = s->code_q + at * dim_pad;
             float up[IDX_ROUNDINGS];
             for (uint32_t i = 0; i < IDX_ROUNDINGS; i++)
                 up[i] = ((float)((r + i) % IDX_ROUNDINGS) + .5f) / IDX_ROUNDINGS;
@@ -99,8 +99,8 @@ void idx_code_queries(const idx_index *ix, const idx_query *q, idx_scratch *s)
             if (inverse > 0)
                 sum = k->round(in_units, inverse, up, dim_pad, x);
             else
-                memset(x, 0, 3 * dim_pad);
-            s->code_query[at] = (idx_code_query){x, x + dim_pad, x + 2 * dim_pad, (narrow ? -15 : -128) * sum, unit * q->scale, offset * q->scale, edge_errors * error * fabsf(q->scale)};
+                memset(x, 0, dim_pad);
+            s->code_query[at] = (idx_code_query){x, (narrow ? -15 : -128) * sum, unit * q->scale, offset * q->scale, edge_errors * error * fabsf(q->scale)};
         }
     }
 }

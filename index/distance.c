@@ -104,10 +104,8 @@ static int32_t round_query(const float *v, float inverse, const float *up, uint3
 {
     int32_t sum = 0;
     for (uint32_t j = 0; j < n; j++) {
-        int32_t code = (int32_t)(v[j] * inverse + (128 + up[j % IDX_ROUNDINGS])) - 128, hi = ((code + 8 + 16 * 16) >> 4) - 16;
+        int32_t code = (int32_t)(v[j] * inverse + (128 + up[j % IDX_ROUNDINGS])) - 128;
         x[j] = (int8_t)code;
-        x[n + j] = (int8_t)hi;
-        x[2 * n + j] = (int8_t)(code - 16 * hi);
         sum += code;
     }
     return sum;

@@ -24,11 +24,11 @@ static inline uint32_t idx_dim_pad(uint32_t dim)
 
 /* ---- codes (codes_build.c) ----
  * A key less the mean key, in its dimensions' units, is scale * (u - 128), u a byte a dimension. Slots lie in blocks of 16, interleaved by fours so that a vector
- * holds four dimensions of 16 slots: codes[block][quad][16][4]. A query is a byte x a dimension, |x| <= 127. Where products are summed in pairs of 16 bits,
- * which two such products overflow, it is taken as 16 hi + lo, |hi| <= 8 and -8 <= lo <= 7. The dots are exact integers. */
+ * holds four dimensions of 16 slots: codes[block][quad][16][4]. A query is a byte x a dimension, |x| <= 127, in whole vectors of
+ * 16, as in rows. The dots are exact integers. */
 typedef struct {
-    const int8_t *x, *hi, *lo; /* [4 * quads] */
-    int32_t bias;             /* -128 times the sum of x */
+    const int8_t *x; /* [idx_dim_pad(4 * quads)] */
+    int32_t bias;    /* -128 times the sum of x */
     float scale, offset;      /* score = scale * scale of the slot * (dot + bias) + offset */
     float margin;             /* by which a score is hardly ever wrong */
 } idx_code_query;
@@ -79,7 +79,7 @@ typedef struct {
      * enough that no 16-bit sum of two products saturates; panel [n_blocks][quads][16][4], laid out as codes are; half [16 * n_blocks]. */
     void (*nearest)(const int8_t *rows, uint32_t quads, const uint8_t *panel, const int32_t *half, uint32_t n_blocks, uint32_t *ret);
 
-    /* Rounds v[0..n) * inverse, |.| <= 126, to bytes x; and these as 16 hi + lo to x + n and x + 2 * n. Returns the sum of x. up: what is added before rounding down, for successive
+    /* Rounds v[0..n) * inverse, |.| <= 126, to bytes x. Returns the sum of x. up: what is added before rounding down, for successive
      * elements by turns. n is a multiple of 16. */
     int32_t (*round)(const float *v, float inverse, const float up[IDX_ROUNDINGS], uint32_t n, int8_t *x);
 

@@ -1,7 +1,10 @@
 #include "distance_narrow.h"
+#include "private.h"
 
 #include <immintrin.h>
 #include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
 
 /* Codes beyond dim are 0, and whole blocks are there. */
 static void widen_q8_0(float *dst, const uint8_t *src, uint32_t dim_pad)
@@ -100,19 +103,40 @@ static float max_of(const float *x, uint32_t n, float init)
     return init;
 }
 
-/* There is no compress instruction, and few scores pass: one store per passing lane. */
+/* There is no compress instruction: the bytes of those of four numbers whose bits are set, by a shuffle. */
+#define AT(I) 4 * I, 4 * I + 1, 4 * I + 2, 4 * I + 3
+#define NONE -1, -1, -1, -1
+static const int8_t picks[16][16] __attribute__((aligned(16))) = {
+    {NONE, NONE, NONE, NONE}, {AT(0), NONE, NONE, NONE},    {AT(1), NONE, NONE, NONE},    {AT(0), AT(1), NONE, NONE},
+    {AT(2), NONE, NONE, NONE}, {AT(0), AT(2), NONE, NONE},  {AT(1), AT(2), NONE, NONE},   {AT(0), AT(1), AT(2), NONE},
+    {AT(3), NONE, NONE, NONE}, {AT(0), AT(3), NONE, NONE},  {AT(1), AT(3), NONE, NONE},   {AT(0), AT(1), AT(3), NONE},
+    {AT(2), AT(3), NONE, NONE}, {AT(0), AT(2), AT(3), NONE}, {AT(1), AT(2), AT(3), NONE}, {AT(0), AT(1), AT(2), AT(3)},
+};
+#undef AT
+#undef NONE
+
+/* Stores the picked ones of four numbers, and others behind them. Returns their number. */
+static inline uint32_t pick(__m128i x, uint32_t mask, void *to)
+{
+    _mm_storeu_si128(to, _mm_shuffle_epi8(x, _mm_load_si128((const __m128i *)(const void *)picks[mask])));
+    return (uint32_t)__builtin_popcount(mask);
+}
+
+/* Without a branch, since hits come at random. Where outputs are the inputs, what is stored never reaches what is still to be read. */
 static uint32_t filter(const uint32_t *ids, uint32_t first, const float *scores, uint32_t n, float thr, uint32_t *ret_ids,
                        float *ret_scores)
 {
     uint32_t kept = 0, i = 0;
     __m256 t = _mm256_set1_ps(thr);
     for (; i + 8 <= n; i += 8) {
-        uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(scores + i), t, _CMP_GE_OQ));
-        for (; mask; mask &= mask - 1) {
-            uint32_t at = i + (uint32_t)__builtin_ctz(mask);
-            ret_ids[kept] = ids ? ids[at] : first + at;
-            ret_scores[kept++] = scores[at];
-        }
+        __m256 x = _mm256_loadu_ps(scores + i);
+        uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, t, _CMP_GE_OQ));
+        __m256i id = ids ? _mm256_loadu_si256((const __m256i *)(const void *)(ids + i)) : _mm256_add_epi32(_mm256_set1_epi32((int)(first + i)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        __m256i score = _mm256_castps_si256(x);
+        pick(_mm256_castsi256_si128(id), mask & 15, ret_ids + kept);
+        kept += pick(_mm256_castsi256_si128(score), mask & 15, ret_scores + kept);
+        pick(_mm256_extracti128_si256(id, 1), mask >> 4, ret_ids + kept);
+        kept += pick(_mm256_extracti128_si256(score, 1), mask >> 4, ret_scores + kept);
     }
     for (; i < n; i++) {
         float s = scores[i];
@@ -125,7 +149,22 @@ static uint32_t filter(const uint32_t *ids, uint32_t first, const float *scores,
 
 static void split(const float *x, uint32_t n, float pivot, float *gt, uint32_t *ret_gt, float *lt, uint32_t *ret_lt)
 {
-    idx_kernels_scalar.split(x, n, pivot, gt, ret_gt, lt, ret_lt);
+    uint32_t n_gt = 0, n_lt = 0, i = 0;
+    __m128 p = _mm_set1_ps(pivot);
+    for (; i + 4 <= n; i += 4) {
+        __m128 s = _mm_loadu_ps(x + i);
+        n_gt += pick(_mm_castps_si128(s), (uint32_t)_mm_movemask_ps(_mm_cmp_ps(s, p, _CMP_GT_OQ)), gt + n_gt);
+        n_lt += pick(_mm_castps_si128(s), (uint32_t)_mm_movemask_ps(_mm_cmp_ps(s, p, _CMP_LT_OQ)), lt + n_lt);
+    }
+    for (; i < n; i++) {
+        float s = x[i];
+        gt[n_gt] = s;
+        n_gt += s > pivot;
+        lt[n_lt] = s;
+        n_lt += s < pivot;
+    }
+    *ret_gt = n_gt;
+    *ret_lt = n_lt;
 }
 
 static void visible(const float *scale, const uint16_t *ids, uint32_t n, uint32_t offset, uint32_t rows, float *out)
@@ -143,70 +182,116 @@ static void reach(const float *score, const float *spread, const float *votes, u
     idx_reach(score, spread, votes, n, size, margin, least, bit, want);
 }
 
-#define INLINE static inline __attribute__((always_inline))
+/* Some heads' queries as numbers of 16 bits: products of a byte and a byte are then summed in pairs in 32 bits, which no two of them overflow. */
+enum { HEADS = 4 };
 
-/* Half a block (8 slots) for ng (1..4) heads. The halves of the query's bytes are small enough that no pair of products saturates. */
-INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, float *out,
-                       size_t ld, __m256 *best)
+typedef struct {
+    uint32_t stride;
+    int16_t x[HEADS * IDX_MAX_DIM] __attribute__((aligned(32)));
+} wide_queries;
+
+INLINE void widen_queries(const int ng, const idx_code_query *q, uint32_t quads, wide_queries *w)
 {
-    __m256i hi[4], lo[4], ones = _mm256_set1_epi16(1);
-    for (int g = 0; g < ng; g++) {
-        hi[g] = _mm256_setzero_si256();
-        lo[g] = _mm256_set1_epi32(q[g].bias);
-    }
+    w->stride = idx_dim_pad(4 * quads);
+    for (int g = 0; g < ng; g++)
+        for (uint32_t j = 0; j < w->stride; j += 16)
+            _mm256_store_si256((__m256i *)(void *)(w->x + (uint32_t)g * w->stride + j), _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(q[g].x + j))));
+}
+
+/* Half a block (8 slots) for ng (1..4) heads. A code's bytes are widened once for all heads: of slots 0, 1, 4, 5 and of 2, 3, 6, 7, which the last sum of pairs brings in order. */
+INLINE void codes_half(const int ng, const uint8_t *codes, const float *scale, uint32_t quads, const idx_code_query *q, const wide_queries *w, float *out, size_t ld, __m256 *best)
+{
+    __m256i a[HEADS], b[HEADS], zero = _mm256_setzero_si256();
+    for (int g = 0; g < ng; g++)
+        a[g] = b[g] = zero;
     for (uint32_t j = 0; j < quads; j++) {
         __m256i u = _mm256_load_si256((const __m256i *)(const void *)(codes + (size_t)j * 64));
-        _mm_prefetch((const char *)codes + (size_t)j * 64 + IDX_CODES_FAR, _MM_HINT_T1);
-        _mm_prefetch((const char *)codes + (size_t)j * 64 + IDX_CODES_NEAR, _MM_HINT_T0);
+        __m256i u0 = _mm256_unpacklo_epi8(u, zero), u1 = _mm256_unpackhi_epi8(u, zero);
         for (int g = 0; g < ng; g++) {
-            __m256i a = _mm256_maddubs_epi16(u, _mm256_set1_epi32(((const int32_t *)(const void *)q[g].hi)[j]));
-            __m256i b = _mm256_maddubs_epi16(u, _mm256_set1_epi32(((const int32_t *)(const void *)q[g].lo)[j]));
-            hi[g] = _mm256_add_epi32(hi[g], _mm256_madd_epi16(a, ones));
-            lo[g] = _mm256_add_epi32(lo[g], _mm256_madd_epi16(b, ones));
+            int64_t four;
+            memcpy(&four, w->x + (uint32_t)g * w->stride + 4 * j, sizeof four);
+            __m256i x = _mm256_set1_epi64x(four);
+            a[g] = _mm256_add_epi32(a[g], _mm256_madd_epi16(u0, x));
+            b[g] = _mm256_add_epi32(b[g], _mm256_madd_epi16(u1, x));
+            __asm__("" : "+x"(a[g]), "+x"(b[g])); /* head by head: gcc would load all queries first, and have no registers left for the sums */
         }
     }
     __m256 s = _mm256_load_ps(scale);
     for (int g = 0; g < ng; g++) {
-        __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(hi[g], 4), lo[g]));
+        __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_hadd_epi32(a[g], b[g]), _mm256_set1_epi32(q[g].bias)));
         __m256 score = _mm256_add_ps(_mm256_mul_ps(dot, _mm256_mul_ps(s, _mm256_set1_ps(q[g].scale))), _mm256_set1_ps(q[g].offset));
         _mm256_storeu_ps(out + (size_t)g * ld, score);
         best[g] = _mm256_max_ps(score, best[g]); /* the second operand wins against NaN */
     }
 }
 
-INLINE void codes_heads(const int ng, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
+/* Of no NaN. */
+INLINE float largest(__m256 x)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+/* ask: for what is read next, once for all heads. */
+INLINE void codes_heads(const int ng, const bool ask, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q,
                         float *out, size_t ld, float *ret_best)
 {
-    __m256 best[4];
+    wide_queries w;
+    __m256 best[HEADS];
+    widen_queries(ng, q, quads, &w);
     for (int g = 0; g < ng; g++)
         best[g] = _mm256_set1_ps(-__builtin_inff());
-    for (uint32_t b = 0; b < 2 * n_blocks; b++)
-        codes_half(ng, codes + (size_t)(b / 2) * quads * 64 + b % 2 * 32, scale + b * 8, quads, q, out + b * 8, ld, best);
-    for (int g = 0; g < ng; g++) {
-        float lane[8];
-        _mm256_storeu_ps(lane, best[g]);
-        ret_best[g] = max_of(lane, 8, -__builtin_inff());
+    for (uint32_t b = 0; b < n_blocks; b++, codes += (size_t)quads * 64, scale += IDX_BLOCK, out += IDX_BLOCK) {
+        for (size_t i = 0; i < (size_t)quads * 64 && ask; i += 64) {
+            _mm_prefetch((const char *)codes + i + IDX_CODES_FAR, _MM_HINT_T1);
+            _mm_prefetch((const char *)codes + i + IDX_CODES_NEAR, _MM_HINT_T0);
+        }
+        codes_half(ng, codes, scale, quads, q, &w, out, ld, best);
+        codes_half(ng, codes + 32, scale + 8, quads, q, &w, out + 8, ld, best);
     }
+    for (int g = 0; g < ng; g++)
+        ret_best[g] = largest(best[g]);
+}
+
+INLINE void codes_some(const bool ask, const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq, float *out, size_t ld,
+                       float *ret_best)
+{
+    if (nq >= 4)
+        codes_heads(4, ask, codes, scale, n_blocks, quads, q, out, ld, ret_best);
+    else if (nq == 3)
+        codes_heads(3, ask, codes, scale, n_blocks, quads, q, out, ld, ret_best);
+    else if (nq == 2)
+        codes_heads(2, ask, codes, scale, n_blocks, quads, q, out, ld, ret_best);
+    else
+        codes_heads(1, ask, codes, scale, n_blocks, quads, q, out, ld, ret_best);
 }
 
 static void codes(const uint8_t *codes, const float *scale, uint32_t n_blocks, uint32_t quads, const idx_code_query *q, uint32_t nq,
                   float *out, size_t ld, float *ret_best)
 {
-    for (uint32_t h = 0; h < nq; h += 4, q += 4, out += 4 * ld, ret_best += 4) {
-        if (nq - h >= 4)
-            codes_heads(4, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-        else if (nq - h == 3)
-            codes_heads(3, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-        else if (nq - h == 2)
-            codes_heads(2, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-        else
-            codes_heads(1, codes, scale, n_blocks, quads, q, out, ld, ret_best);
-    }
+    for (uint32_t h = 0; h < nq; h += HEADS)
+        codes_some(!h, codes, scale, n_blocks, quads, q + h, nq - h, out + h * ld, ld, ret_best + h);
 }
 
+/* The heads by fours, whichever they are. */
 static void node(const uint8_t *block, const float *scale, uint32_t quads, const idx_code_query *q, uint32_t heads, float *out, float *best)
 {
-    idx_node(codes, block, scale, quads, q, heads, out, best);
+    while (heads) {
+        idx_code_query some[HEADS];
+        uint32_t of[HEADS], n = 0;
+        float scores[HEADS * IDX_BLOCK], top[HEADS];
+        for (; heads && n < HEADS; heads &= heads - 1) {
+            of[n] = (uint32_t)__builtin_ctz(heads);
+            some[n] = q[of[n]];
+            n++;
+        }
+        codes_some(false, block, scale, 1, quads, some, n, scores, IDX_BLOCK, top);
+        for (uint32_t i = 0; i < n; i++) {
+            memcpy(out + of[i] * IDX_BLOCK, scores + i * IDX_BLOCK, IDX_BLOCK * sizeof *out);
+            best[of[i]] = top[i] > best[of[i]] ? top[i] : best[of[i]];
+        }
+    }
 }
 
 /* exp by Taylor's polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], then the exponent. */

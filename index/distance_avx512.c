@@ -142,10 +142,7 @@ static int32_t round_query(const float *v, float inverse, const float *up, uint3
     __m512 add = _mm512_add_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(up)), _mm512_set1_ps(128)), unit = _mm512_set1_ps(inverse);
     for (uint32_t j = 0; j < n; j += 16) {
         __m512i code = _mm512_sub_epi32(_mm512_cvttps_epi32(_mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(v + j), unit), add)), _mm512_set1_epi32(128));
-        __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(8)), 4), lo = _mm512_sub_epi32(code, _mm512_slli_epi32(hi, 4));
         _mm_storeu_si128((__m128i *)(void *)(x + j), _mm512_cvtepi32_epi8(code));
-        _mm_storeu_si128((__m128i *)(void *)(x + n + j), _mm512_cvtepi32_epi8(hi));
-        _mm_storeu_si128((__m128i *)(void *)(x + 2 * (size_t)n + j), _mm512_cvtepi32_epi8(lo));
         sum = _mm512_add_epi32(sum, code);
     }
     return _mm512_reduce_add_epi32(sum);

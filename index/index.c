@@ -70,7 +70,7 @@ int idx_scratch_new(uint32_t max_n, uint32_t max_dim, uint32_t max_group, uint32
     s->node_want = idx_alloc(s->node_ld, sizeof *s->node_want);
     s->node_done = idx_alloc(s->node_ld, sizeof *s->node_done);
     s->node_list = idx_alloc(s->node_ld, sizeof *s->node_list);
-    s->code_q = idx_alloc(IDX_ROUNDINGS * max_group * 3 * dim_pad, 1);
+    s->code_q = idx_alloc(IDX_ROUNDINGS * max_group * dim_pad, 1);
     s->code_query = calloc(IDX_ROUNDINGS * (size_t)max_group, sizeof *s->code_query);
     s->weigh = idx_alloc((size_t)max_group * IDX_TILE + 16, sizeof *s->weigh);
     s->weigh_to = calloc(max_group, sizeof *s->weigh_to);

@@ -157,7 +157,7 @@ struct idx_scratch {
     uint32_t *node_list;
 
     /* codes */
-    int8_t *code_q;             /* [IDX_ROUNDINGS][group][3][dim_pad] */
+    int8_t *code_q;             /* [IDX_ROUNDINGS][group][dim_pad] */
     idx_code_query *code_query; /* [IDX_ROUNDINGS][group] */
     float *weigh;               /* [max_group][IDX_TILE], and 16 more */
     float **weigh_to;           /* [max_group] */
