@@ -92,12 +92,12 @@ START_TEST(scores_by_code)
             if (narrow && quads % 2)
                 continue;
             fill(&h, &r, quads, (int)(i / WAYS % WAYS), (int)(i % WAYS), narrow ? 15 : 128);
+            float want[GROUP][SLOTS], got[GROUP][SLOTS], want_best[GROUP], got_best[GROUP];
+            uint32_t width = narrow ? quads / 2 : quads;
+            (narrow ? levels[0]->narrow : levels[0]->codes)(h.codes, h.scale, BLOCKS, width, h.q, GROUP, *want, SLOTS, want_best);
             for (uint32_t level = 1; level < n_levels(); level++)
                 for (uint32_t g = 1; g <= GROUP; g++) {
-                    float want[GROUP][SLOTS], got[GROUP][SLOTS], want_best[GROUP], got_best[GROUP];
-                    const idx_kernels *k[2] = {levels[0], levels[level]};
-                    for (int j = 0; j < 2; j++)
-                        (narrow ? k[j]->narrow : k[j]->codes)(h.codes, h.scale, BLOCKS, narrow ? quads / 2 : quads, h.q, g, j ? *got : *want, SLOTS, j ? got_best : want_best);
+                    (narrow ? levels[level]->narrow : levels[level]->codes)(h.codes, h.scale, BLOCKS, width, h.q, g, *got, SLOTS, got_best);
                     same(*want, *got, g * SLOTS, narrow ? "narrow" : "codes", level, quads);
                     same(want_best, got_best, g, narrow ? "narrow's best" : "codes' best", level, quads);
                 }
