@@ -24,7 +24,7 @@ enum {
     TILE = 2 * UNIT,        /* slabs, blocks and float32's tiles begin at multiples */
     BLOCK = 2048,           /* keys */
     PACK_TASK = 8 * UNIT,   /* keys */
-    FEW_COLS = 16,          /* gemm_f32 is as fast for 16 columns as for fewer */
+    FEW_COLS = 16,          /* gemm_f32 is faster for 16 columns than for more, and for 8 */
     TASK_COLS = 8 * ENG_NR, /* at most */
     TASKS_PER_THREAD = 4,   /* at least, if there are as many groups */
     SLAB_BYTES = 32 << 20,
@@ -224,13 +224,13 @@ static void attend_f32(const eng_kernels *k, float *s, const eng_attn_run *run, 
 /* The same for few columns: values are rows, as keys are, and the sums o [column][d], so that it is the few weights that are transposed. */
 static void attend_few(const eng_kernels *k, attn_worker *w, const eng_attn_run *run, uint32_t n_cols)
 {
-    size_t d = run->d;
+    size_t d = run->d, cols = n_cols <= FEW_COLS / 2 ? FEW_COLS / 2 : FEW_COLS;
     for (uint32_t unit = 0; unit < run->n_units; unit += TILE / UNIT) {
         uint32_t n = min2(run->n_units - unit, TILE / UNIT) * UNIT, first = run->first + unit * UNIT;
         _Alignas(64) float scaled[ENG_NR];
         for (uint32_t c = 0; c < ENG_NR; c++)
             scaled[c] = 1;
-        k->gemm_f32(w->s, ENG_NR, (const float *)run->k + unit * UNIT * d, d, run->q, ENG_NR, n, FEW_COLS, d, false);
+        k->gemm_f32(w->s, ENG_NR, (const float *)run->k + unit * UNIT * d, d, run->q, ENG_NR, n, cols, d, false);
         if (!eng_attn_whole(run, n, first))
             eng_attn_hide(run, w->s, n, first);
         k->softmax_columns(w->s, n, n_cols, run->m, run->l, scaled, 1);
@@ -238,7 +238,7 @@ static void attend_few(const eng_kernels *k, attn_worker *w, const eng_attn_run 
             if (scaled[c] != 1)
                 k->scale(run->o + c * d, d, scaled[c]);
         for (uint32_t i = 0; i < n; i += UNIT) {
-            k->pack_f32(w->rows, ENG_F32, w->s + i * ENG_NR, ENG_NR * sizeof(float), UNIT, FEW_COLS, w->tmp); /* transposes */
+            k->pack_f32(w->rows, ENG_F32, w->s + i * ENG_NR, ENG_NR * sizeof(float), UNIT, cols, w->tmp); /* transposes */
             for (size_t j = 0; j < d; j += ENG_NR)
                 k->gemm_f32(run->o + j, d, w->rows, ENG_NR, (const float *)run->v + (unit * UNIT + i) * d + j, d, n_cols, ENG_NR, UNIT, true);
         }

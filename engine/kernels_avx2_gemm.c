@@ -138,9 +138,49 @@ INLINE void columns(const bool full, float *c, size_t ldc, const float *a, size_
         tile(1, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
 }
 
+/* mr (12, 6, 3 or 1) rows of A by 8 outputs. */
+INLINE void narrow_tile(const int mr, float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t k, bool accumulate)
+{
+    __m256 acc[12];
+#pragma GCC unroll 12
+    for (int i = 0; i < mr; i++)
+        acc[i] = accumulate ? _mm256_loadu_ps(c + (size_t)i * ldc) : _mm256_setzero_ps();
+    const float *p[4]; /* every third row; the others by scaled index */
+    for (int i = 0; i < 4; i++)
+        p[i] = a + (3 * i < mr ? 3 * (size_t)i * lda : 0);
+    for (size_t l = 0; l < k; l++, b += ldb) {
+        __m256 v = _mm256_loadu_ps(b);
+#pragma GCC unroll 12
+        for (int i = 0; i < mr; i++) {
+            const float *q = p[i / 3] + l;
+            acc[i] = _mm256_fmadd_ps(_mm256_broadcast_ss(i % 3 == 0 ? q : i % 3 == 1 ? q + lda : q + 2 * lda), v, acc[i]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < mr; i++)
+        _mm256_storeu_ps(c + (size_t)i * ldc, acc[i]);
+}
+
+static void narrow(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t k, bool accumulate)
+{
+    size_t i = 0;
+    for (; i + 12 <= m; i += 12)
+        narrow_tile(12, c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+    for (; i + 6 <= m; i += 6)
+        narrow_tile(6, c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+    for (; i + 3 <= m; i += 3)
+        narrow_tile(3, c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+    for (; i < m; i++)
+        narrow_tile(1, c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+}
+
 static void gemm_f32(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n, size_t k,
                      bool accumulate)
 {
+    if (n == 8) {
+        narrow(c, ldc, a, lda, b, ldb, m, k, accumulate);
+        return;
+    }
     for (size_t j = 0; j < n; j += 16)
         if (n - j >= 16)
             columns(true, c + j, ldc, a, lda, b + j, ldb, m, 16, k, accumulate);

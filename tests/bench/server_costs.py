@@ -93,9 +93,9 @@ def rest(port):
 
 def streamed(port, body):
     """Milliseconds to the first token of a streamed answer; of these, for the prompt; of a decode step."""
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=1200)
+    c, data = http.client.HTTPConnection("127.0.0.1", port, timeout=1200), json.dumps({**body, "stream": True})
     start, first, timings = time.monotonic(), None, None
-    c.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    c.request("POST", "/v1/completions", data, {"Content-Type": "application/json"})
     for line in c.getresponse():
         if line.startswith(b"data: {"):
             first = first or 1000 * (time.monotonic() - start)
@@ -187,6 +187,8 @@ def after_restart(port, files, ids, n_kept, cold):
     size = sum(f.stat().st_size for f in files)
     if cold:
         forget_pages(files)
+    else:
+        read_seconds(files)
     touch_memory(2 * size)
     plain = read_seconds(files)
     if cold:
