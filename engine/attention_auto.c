@@ -29,8 +29,8 @@ bool attn_auto_scans(const eng_attn *a, uint32_t visible)
 static bool walks(const eng_attn *a, const eng_attention *policy, uint32_t n)
 {
     eng_cost_head h = head_of(a);
-    uint32_t hits = eng_cost_hits(policy, n);
-    return policy->mode == ENG_ATTN_AUTO && !policy->estimate && eng_cost_graph(&a->cost, &h, n, hits) < eng_cost_scan(&a->cost, &h, n, hits);
+    uint32_t hits = eng_cost_hits(policy, n), spare = policy->top_k ? ATTN_SPARE : 0;
+    return policy->mode == ENG_ATTN_AUTO && !policy->estimate && eng_cost_graph(&a->cost, &h, n, hits) < eng_cost_scan(&a->cost, &h, n, hits + spare);
 }
 
 bool attn_auto_walks(const eng_attn *a, uint32_t visible)

@@ -9,6 +9,7 @@ enum {
     ATTN_SEEDS = 8,     /* hits of a query head that seed its next search */
     ATTN_MERGE_MAX = 16, /* query heads that a task merges, at most */
     ATTN_SKIP_MIN = 1024, /* fewer visible keys in a segment: a scan costs less than finding the way to them */
+    ATTN_SPARE = 128,   /* keys beside top_k that a scan of codes scores again where no estimate is made (index/README.md) */
     ATTN_LOCAL_STEP = 64, /* where the window moves over a segment with codes: in steps, since each makes sums anew */
 };
 

@@ -24,7 +24,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 eng_cost eng_cost_default(void)
 {
-    return (eng_cost){.dense_byte = 0.0155, .dense_op = 0.0038, .scan_search = 2840, .scan_head = 570, .scan_dim = 0.0281, .scan_key = 0.161, .hit_dim = 0.144, .visit_dim = 0.06};
+    return (eng_cost){.dense_byte = 0.0155, .dense_op = 0.0038, .scan_search = 2840, .scan_head = 570, .scan_dim = 0.0281, .scan_key = 0.161, .hit_dim = 0.144, .visit_dim = 0.0525};
 }
 
 double eng_cost_dense(const eng_cost *c, const eng_cost_head *h, uint32_t n)
@@ -37,10 +37,10 @@ double eng_cost_scan(const eng_cost *c, const eng_cost_head *h, uint32_t n, uint
     return c->scan_search + c->scan_head * h->group + n * (c->scan_dim * h->dim + c->scan_key * h->group) + (double)hits * h->group * h->dim * c->hit_dim;
 }
 
-/* Keys that a graph search scores for some head of a group: on real keys 60 % of 16K and 50 % of 32K (index/README.md), a power of n. */
+/* Keys that a graph search scores for some head of a group: on real keys 90 % of 16K, 74 of 32K, 70 of 64K and 59 of 128K (index/README.md), a power of n. */
 static double visited(uint32_t n)
 {
-    double share = 0.6 * pow(n / 16384.0, -0.35);
+    double share = 0.9 * pow(n / 16384.0, -0.2);
     return n * (share < 1 ? share : 1);
 }
 

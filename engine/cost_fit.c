@@ -101,26 +101,30 @@ static int build_index(fit *f, uint32_t head, bool graph, idx_index **ret)
     return r;
 }
 
+static int copy_index(const fit *f, idx_index **all, uint32_t from, uint32_t to)
+{
+    size_t bytes;
+    char err[128];
+    const void *arena = idx_arena(all[from], &bytes);
+    return idx_load(arena, bytes, f->seg->n, f->shape.head_dim, NULL, &all[to], err, sizeof err);
+}
+
 /* The first layer's keys, values and indexes, in all the others as well. */
 static int copy_layers(fit *f, bool graph)
 {
     const eng_kv_shape *s = &f->shape;
-    idx_index **all = graph ? f->seg->index : f->seg->codes;
     int r = 0;
     for (uint32_t i = 0; i < HEADS * s->n_layer && r == 0; i++) {
         uint32_t layer = i / HEADS, head = i % HEADS;
-        size_t bytes;
-        char err[128];
-        if (!layer) {
+        if (!layer)
             fill_head(f, head);
-            r = build_index(f, head, graph, &all[head]);
-            continue;
-        }
-        memcpy(eng_segment_k(f->seg, layer, head, 0), eng_segment_k(f->seg, 0, head, 0), f->seg->head_bytes);
-        const void *arena = idx_arena(all[head], &bytes);
-        r = idx_load(arena, bytes, f->seg->n, s->head_dim, NULL, &all[i], err, sizeof err);
+        else
+            memcpy(eng_segment_k(f->seg, layer, head, 0), eng_segment_k(f->seg, 0, head, 0), f->seg->head_bytes);
+        r = layer ? copy_index(f, f->seg->codes, head, i) : build_index(f, head, false, &f->seg->codes[head]);
+        if (r == 0 && graph)
+            r = layer ? copy_index(f, f->seg->index, head, i) : build_index(f, head, true, &f->seg->index[head]);
     }
-    f->seg->n_codes = graph ? 0 : HEADS * s->n_layer;
+    f->seg->n_codes = HEADS * s->n_layer;
     return r;
 }
 
@@ -319,15 +323,18 @@ static void fit_all(const sample *s, eng_cost *c)
     c->hit_dim = x[4];
 }
 
+/* A graph's search against a scan of the same keys, in turn: what both have in common, the window, the hits, their values, is no matter then. */
 static int measure_graph(fit *f, eng_cost *c)
 {
-    outcome took;
-    int r = open_context(f, 64, 7, GRAPH_KEYS, true);
+    enum { DIM = 64, GROUP = 7 };
+    const eng_attention policies[2] = {{.mode = ENG_ATTN_FLAT, .top_k = GRAPH_HITS}, {.mode = ENG_ATTN_GRAPH, .top_k = GRAPH_HITS}};
+    outcome took[2];
+    int r = open_context(f, DIM, GROUP, GRAPH_KEYS, true);
     if (r == 0)
-        r = time_policies(f, &(eng_attention){.mode = ENG_ATTN_GRAPH, .top_k = GRAPH_HITS}, 1, &took);
+        r = time_policies(f, policies, 2, took);
     if (r == 0) {
-        double walk = took.ns - c->scan_search - 7 * c->scan_head - took.hits * 7 * 64 * c->hit_dim;
-        c->visit_dim = (walk > 0 ? walk : took.ns) / (took.probed * 64);
+        double scan = took[0].probed * (c->scan_dim * DIM + c->scan_key * GROUP) + (double)ATTN_SPARE * GROUP * DIM * c->hit_dim, walk = took[1].ns - took[0].ns + scan;
+        c->visit_dim = (walk > 0 ? walk : took[1].ns) / (took[1].probed * DIM);
     }
     close_context(f);
     return r;

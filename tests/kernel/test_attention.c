@@ -613,6 +613,26 @@ START_TEST(auto_shares_the_hits)
 }
 END_TEST
 
+/* Without the estimate a scan for top_k scores 128 more keys again, which a graph does not. */
+START_TEST(auto_counts_spare_candidates)
+{
+    static const uint32_t cuts[] = {1000};
+    fixture f;
+    setup(&f, ENG_KV_F16, 1, cuts, 1, 1);
+    for (int i = 0; i < 4; i++) {
+        bool top = i & 1, cheap = i & 2;
+        /* 2,048 keys, all of which a graph would visit, and 128 hits of 3 heads: the same where a scanned key costs 1 - 384 / 2048 of a visited one */
+        eng_cost c = {.visit_dim = 1, .hit_dim = 1, .scan_dim = 1 - 384 / 2048.0 + (cheap ? -0.01 : 0.01)};
+        eng_attention p = policy_of(ENG_ATTN_AUTO, 0, 0, top ? 100 : 0);
+        if (!top)
+            p.beta = 8, p.k_max = 200;
+        eng_attn_use_cost(f.attn, &c);
+        ck_assert_uint_eq(eng_attn_wants(f.attn, &p, 2048), top && !cheap ? ENG_WANT_GRAPH : 0);
+    }
+    teardown(&f);
+}
+END_TEST
+
 /* One query head over [0, sink) and [local, n), as somebody else would: unnormalised. */
 static eng_partial elsewhere(const float *q, const float *k, const float *v, uint32_t sink, uint32_t local, uint32_t n, float *o)
 {
@@ -701,6 +721,7 @@ int main(void)
     tcase_add_loop_test(c, sliding_decode, 0, N_WINDOWS);
     tcase_add_test(c, estimate_where_it_is_exact);
     tcase_add_test(c, auto_shares_the_hits);
+    tcase_add_test(c, auto_counts_spare_candidates);
     tcase_add_test(c, rest_and_elsewhere);
     suite_add_tcase(s, c);
     return t_run(s);

@@ -81,7 +81,7 @@ START_TEST(predictions)
     eng_cost_head h = {64, 7, 256};
     ck_assert_double_eq_tol(eng_cost_dense(&some, &h, 1000), 1000 * 256 * 0.25, 1e-6);
     ck_assert_double_eq_tol(eng_cost_scan(&some, &h, 1000, 10), 1e4 + 21 + 1000 * (64 * 1e-3 + 7 * 0.5) + 10 * 7 * 64 * 2, 1e-6);
-    ck_assert_double_eq_tol(eng_cost_graph(&some, &h, 16384, 0), 1e4 + 21 + 0.6 * 16384 * 64 * 7, 1);
+    ck_assert_double_eq_tol(eng_cost_graph(&some, &h, 16384, 0), 1e4 + 21 + 0.9 * 16384 * 64 * 7, 1);
     ck_assert_double_eq_tol(eng_cost_graph(&some, &h, 100, 0), 1e4 + 21 + 100 * 64 * 7, 1e-6); /* not more than all */
     eng_attention a = {.top_k = 100};
     ck_assert_uint_eq(eng_cost_hits(&a, 1000), 100);
