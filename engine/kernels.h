@@ -25,11 +25,28 @@ typedef struct {
     int8_t q[32];
 } eng_q8_block;
 
+#define ENG_I16_MAX 8191 /* 32 products of two such fit in 32 bits */
+
+/* A block of activations for prefill in 16-bit integers: x ~ d q with |q| <= ENG_I16_MAX. */
+typedef struct {
+    float d;
+    int16_t q[32];
+} eng_i16_block;
+
+/* The scale of a block or span of weights whose largest magnitude is this, and what its elements are multiplied by. */
+static inline float eng_i16_scale(float largest, float *ret_inv)
+{
+    /* below this the second could overflow; such a block counts as zero */
+    *ret_inv = largest < 1e-30f ? 0.0f : ENG_I16_MAX / largest;
+    return largest < 1e-30f ? 0.0f : largest / ENG_I16_MAX;
+}
+
 enum { ENG_KV_TYPES = ENG_KV_Q8_0 + 1 };
 
 #define ENG_LOGITS_BLOCK 64
 #define ENG_NR 32 /* output columns of a packed panel */
 #define ENG_Q8_SPAN 256 /* elements of a row that are rounded to 8 bits by one scale */
+#define ENG_I16_SPAN 256 /* the same to 16-bit integers */
 
 /* Whether a type's weights are rounded to 8 bits for prefill's products in integers. */
 static inline bool eng_rounds_q8(eng_type type)
@@ -102,6 +119,13 @@ typedef struct {
     void (*gemm_q8)(float *c, size_t ldc, const eng_q8_block *a, size_t lda, const void *panel, eng_type type, size_t m, size_t n, size_t k,
                     bool accumulate);
     bool prefill_q8[ENG_TYPE_COUNT]; /* whether that is the fastest way at this level */
+    /* The same in 16-bit integers, of all types: each ENG_I16_SPAN of a row is rounded to nearest even by one scale, and with s and u as above, of
+     * each span again c = fma(w.d, u, c). The same bits at every level; cut at a multiple of ENG_I16_SPAN too. What is infinite or NaN gives some
+     * code. panel: k ENG_NR * 2 bytes and ENG_NR floats for each span begun; k % 32 == 0, k > 0. */
+    void (*quantize_i16)(const float *x, eng_i16_block *out, size_t n); /* n % 32 == 0; round to nearest even */
+    void (*pack_i16)(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k);
+    void (*gemm_i16)(float *c, size_t ldc, const eng_i16_block *a, size_t lda, const void *panel, size_t m, size_t n, size_t k, bool accumulate);
+    bool prefill_i16; /* whether that is the fastest way at this level, but for 8 bits */
     void (*f32_to_bf16)(const float *x, uint16_t *out, size_t n); /* round to nearest even; denormals may become 0 */
 
     /* --- attention. KV rows are `stride` bytes apart; index by eng_kv_type --- */

@@ -8,13 +8,6 @@
 #include <float.h>
 #include <math.h>
 
-INLINE float max8(__m256 v)
-{
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
-
 INLINE int32_t sum8i(__m256i v)
 {
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -186,6 +179,7 @@ void eng_kernels_avx2(eng_kernels *k)
     k->rope = rope;
     eng_avx2_gemv(k);
     eng_avx2_gemm(k);
+    eng_avx2_gemm_i16(k);
     eng_avx2_attention(k);
 }
 #endif

@@ -9,6 +9,7 @@
 
 void eng_avx2_gemv(eng_kernels *k);
 void eng_avx2_gemm(eng_kernels *k);
+void eng_avx2_gemm_i16(eng_kernels *k);
 void eng_avx2_attention(eng_kernels *k);
 
 /* Mask of the lanes that exist of 8, with n elements left. */
@@ -92,6 +93,40 @@ INLINE void load32(const eng_type t, const void *row, size_t i, size_t n, const 
         else
             out[j] = _mm256_mul_ps(d, x);
     }
+}
+
+/* Stores the transpose of 8 vectors of 8 floats, `step` floats apart: its rows 0 .. n-1 at out, out_step floats apart. */
+INLINE void store_transposed(float *out, size_t out_step, const float *in, size_t step, size_t n)
+{
+    __m256 t[8], v[8];
+#pragma GCC unroll 2
+    for (size_t i = 0; i < 2; i++) {
+        __m256 r0 = _mm256_loadu_ps(in + 4 * i * step), r1 = _mm256_loadu_ps(in + (4 * i + 1) * step);
+        __m256 r2 = _mm256_loadu_ps(in + (4 * i + 2) * step), r3 = _mm256_loadu_ps(in + (4 * i + 3) * step);
+        __m256 a0 = _mm256_unpacklo_ps(r0, r1), a1 = _mm256_unpackhi_ps(r0, r1);
+        __m256 a2 = _mm256_unpacklo_ps(r2, r3), a3 = _mm256_unpackhi_ps(r2, r3);
+        t[4 * i] = _mm256_shuffle_ps(a0, a2, 0x44);
+        t[4 * i + 1] = _mm256_shuffle_ps(a0, a2, 0xee);
+        t[4 * i + 2] = _mm256_shuffle_ps(a1, a3, 0x44);
+        t[4 * i + 3] = _mm256_shuffle_ps(a1, a3, 0xee);
+    }
+    /* t[4i + c], half L: column 4L + c of rows 4i .. 4i+3 */
+#pragma GCC unroll 4
+    for (size_t c = 0; c < 4; c++) {
+        v[c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x20);
+        v[4 + c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x31);
+    }
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; i++)
+        if (i < n)
+            _mm256_storeu_ps(out + i * out_step, v[i]);
+}
+
+INLINE float max8(__m256 v)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
 /* The sums of four vectors, each by the same tree. */

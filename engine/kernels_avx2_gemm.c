@@ -24,33 +24,6 @@ ENG_EACH_TYPE(DEQUANTIZE)
 
 /* ---- packing ---------------------------------------------------------------------------------------------------- */
 
-/* Stores the transpose of 8 vectors of 8 floats, `step` floats apart: its rows 0 .. n-1 at out, ENG_NR floats apart. */
-INLINE void store_transposed(float *out, const float *in, size_t step, size_t n)
-{
-    __m256 t[8], v[8];
-#pragma GCC unroll 2
-    for (size_t i = 0; i < 2; i++) {
-        __m256 r0 = _mm256_loadu_ps(in + 4 * i * step), r1 = _mm256_loadu_ps(in + (4 * i + 1) * step);
-        __m256 r2 = _mm256_loadu_ps(in + (4 * i + 2) * step), r3 = _mm256_loadu_ps(in + (4 * i + 3) * step);
-        __m256 a0 = _mm256_unpacklo_ps(r0, r1), a1 = _mm256_unpackhi_ps(r0, r1);
-        __m256 a2 = _mm256_unpacklo_ps(r2, r3), a3 = _mm256_unpackhi_ps(r2, r3);
-        t[4 * i] = _mm256_shuffle_ps(a0, a2, 0x44);
-        t[4 * i + 1] = _mm256_shuffle_ps(a0, a2, 0xee);
-        t[4 * i + 2] = _mm256_shuffle_ps(a1, a3, 0x44);
-        t[4 * i + 3] = _mm256_shuffle_ps(a1, a3, 0xee);
-    }
-    /* t[4i + c], half L: column 4L + c of rows 4i .. 4i+3 */
-#pragma GCC unroll 4
-    for (size_t c = 0; c < 4; c++) {
-        v[c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x20);
-        v[4 + c] = _mm256_permute2f128_ps(t[c], t[4 + c], 0x31);
-    }
-#pragma GCC unroll 8
-    for (size_t i = 0; i < 8; i++)
-        if (i < n)
-            _mm256_storeu_ps(out + i * ENG_NR, v[i]);
-}
-
 /* 8 columns of a panel at a time, 32 of k at a time; the block in between stays in L1. */
 INLINE void pack_any(const eng_type t, float *panel, const char *w, size_t row_bytes, size_t rows, size_t k)
 {
@@ -70,7 +43,7 @@ INLINE void pack_any(const eng_type t, float *panel, const char *w, size_t row_b
                     _mm256_store_ps(buf[r] + 8 * j, v[j]);
             }
             for (size_t j = 0; j < 32 && i + j < k; j += 8)
-                store_transposed(panel + (i + j) * ENG_NR + part, buf[0] + j, 32, k - i - j);
+                store_transposed(panel + (i + j) * ENG_NR + part, ENG_NR, buf[0] + j, 32, k - i - j);
         }
     }
 }
@@ -93,21 +66,20 @@ static void pack_f32(float *panel, eng_type type, const void *w, size_t row_byte
 /* ---- products --------------------------------------------------------------------------------------------------- */
 
 /* mr (up to 6) rows of A by n <= 16 outputs. */
-INLINE void tile(const int mr, const bool full, float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t n,
-                 size_t k, bool accumulate)
+INLINE void tile(const int mr, float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, const size_t n, size_t k,
+                 bool accumulate)
 {
     __m256 acc[6][2];
-    const __m256i m0 = tail8(n), m1 = tail8(n > 8 ? n - 8 : 0);
+    const size_t n1 = n > 8 ? n - 8 : 0;
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
         const float *row = c + (size_t)i * ldc;
-        acc[i][0] = accumulate ? _mm256_maskload_ps(row, m0) : _mm256_setzero_ps();
-        acc[i][1] = accumulate ? _mm256_maskload_ps(row + 8, m1) : _mm256_setzero_ps();
+        acc[i][0] = accumulate ? load8f(row, n) : _mm256_setzero_ps();
+        acc[i][1] = accumulate ? load8f(row + 8, n1) : _mm256_setzero_ps();
     }
     const float *p[2] = {a, a + (mr > 3 ? 3 * lda : 0)}; /* every third row; the others by scaled index */
     for (size_t l = 0; l < k; l++) {
-        __m256 b0 = full ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, m0),
-               b1 = full ? _mm256_loadu_ps(b + 8) : _mm256_maskload_ps(b + 8, m1);
+        __m256 b0 = load8f(b, n), b1 = load8f(b + 8, n1);
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++) {
             const float *q = p[i / 3];
@@ -121,21 +93,23 @@ INLINE void tile(const int mr, const bool full, float *c, size_t ldc, const floa
     }
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
-        _mm256_maskstore_ps(c + (size_t)i * ldc, m0, acc[i][0]);
-        _mm256_maskstore_ps(c + (size_t)i * ldc + 8, m1, acc[i][1]);
+        store8f(c + (size_t)i * ldc, n, acc[i][0]);
+        store8f(c + (size_t)i * ldc + 8, n1, acc[i][1]);
     }
 }
 
-INLINE void columns(const bool full, float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, size_t n,
-                    size_t k, bool accumulate)
+INLINE void columns(float *c, size_t ldc, const float *a, size_t lda, const float *b, size_t ldb, size_t m, const size_t n, size_t k,
+                    bool accumulate)
 {
     size_t i = 0;
     for (; i + 6 <= m; i += 6)
-        tile(6, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
-    for (; i + 3 <= m; i += 3)
-        tile(3, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+        tile(6, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+    for (; i + 4 <= m; i += 4)
+        tile(4, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+    for (; i + 2 <= m; i += 2)
+        tile(2, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
     for (; i < m; i++)
-        tile(1, full, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
+        tile(1, c + i * ldc, ldc, a + i * lda, lda, b, ldb, n, k, accumulate);
 }
 
 /* mr (12, 6, 3 or 1) rows of A by 8 outputs. */
@@ -183,9 +157,9 @@ static void gemm_f32(float *c, size_t ldc, const float *a, size_t lda, const flo
     }
     for (size_t j = 0; j < n; j += 16)
         if (n - j >= 16)
-            columns(true, c + j, ldc, a, lda, b + j, ldb, m, 16, k, accumulate);
+            columns(c + j, ldc, a, lda, b + j, ldb, m, 16, k, accumulate);
         else
-            columns(false, c + j, ldc, a, lda, b + j, ldb, m, n - j, k, accumulate);
+            columns(c + j, ldc, a, lda, b + j, ldb, m, n - j, k, accumulate);
 }
 
 void eng_avx2_gemm(eng_kernels *k)

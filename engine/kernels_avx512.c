@@ -157,6 +157,7 @@ void eng_kernels_avx512(eng_kernels *k, bool bf16)
     eng_avx512_gemv_super(k);
     eng_avx512_gemm(k);
     eng_avx512_gemm_q8(k);
+    k->prefill_i16 = false; /* float32's products here are as fast, bf16's twice */
     eng_avx512_attention(k);
     if (!bf16)
         return;

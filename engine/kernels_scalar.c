@@ -282,6 +282,68 @@ static void gemm_q8(float *c, size_t ldc, const eng_q8_block *a, size_t lda, con
         }
 }
 
+/* ---- prefill in 16-bit integers ------------------------------------------------------------------------------------ */
+
+/* Of n floats; returns their scale. */
+static float round_i16(const float *x, int16_t *q, size_t n)
+{
+    float largest = 0, inv;
+    for (size_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(x[i]));
+    float d = eng_i16_scale(largest, &inv);
+    for (size_t i = 0; i < n; i++)
+        q[i] = (int16_t)to_int16(x[i] * inv);
+    return d;
+}
+
+static void quantize_i16(const float *x, eng_i16_block *out, size_t n)
+{
+    for (size_t b = 0; b < n / 32; b++)
+        out[b].d = round_i16(x + 32 * b, out[b].q, 32);
+}
+
+/* The panel: integers [ENG_NR][k], then scales [spans][ENG_NR]. */
+static void pack_i16(void *panel, eng_type type, const void *w, size_t row_bytes, size_t rows, size_t k)
+{
+    int16_t *q = panel;
+    float *d = (float *)(void *)(q + k * ENG_NR), x[ENG_I16_SPAN];
+    memset(panel, 0, k * ENG_NR * sizeof *q + (k + ENG_I16_SPAN - 1) / ENG_I16_SPAN * ENG_NR * sizeof *d);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t at = 0; at < k; at += ENG_I16_SPAN) {
+            size_t n = min_size(ENG_I16_SPAN, k - at);
+            eng_dequantize(type, (const char *)w + r * row_bytes + type_bytes(type, at), x, n);
+            d[at / ENG_I16_SPAN * ENG_NR + r] = round_i16(x, q + r * k + at, n);
+        }
+}
+
+/* Sums wrap around where what is infinite or NaN has given codes larger than ENG_I16_MAX. */
+static int32_t dot_i16(const int16_t *w, const int16_t *x)
+{
+    uint32_t sum = 0;
+    for (size_t i = 0; i < 32; i++)
+        sum += (uint32_t)(w[i] * x[i]);
+    return (int32_t)sum;
+}
+
+static void gemm_i16(float *c, size_t ldc, const eng_i16_block *a, size_t lda, const void *panel, size_t m, size_t n, size_t k, bool accumulate)
+{
+    const int16_t *q = panel;
+    const float *d = (const float *)(const void *)(q + k * ENG_NR);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            float acc = accumulate ? c[i * ldc + j] : 0;
+            for (size_t at = 0; at < k; at += ENG_I16_SPAN) {
+                float u = 0;
+                for (size_t b = at / 32; b < (at + ENG_I16_SPAN) / 32 && b < k / 32; b++) {
+                    const eng_i16_block *x = a + i * lda + b;
+                    u = fmaf((float)dot_i16(q + j * k + 32 * b, x->q), x->d, u);
+                }
+                acc = fmaf(d[at / ENG_I16_SPAN * ENG_NR + j], u, acc);
+            }
+            c[i * ldc + j] = acc;
+        }
+}
+
 /* ---- attention -------------------------------------------------------------------------------------------------- */
 
 static const eng_type kv_types[ENG_KV_TYPES] = {[ENG_KV_F32] = ENG_F32, [ENG_KV_F16] = ENG_F16, [ENG_KV_BF16] = ENG_BF16, [ENG_KV_Q8_0] = ENG_Q8_0};
@@ -519,6 +581,9 @@ void eng_kernels_scalar(eng_kernels *k)
         .quantize_blocks = quantize_blocks,
         .pack_q8 = pack_q8,
         .gemm_q8 = gemm_q8,
+        .quantize_i16 = quantize_i16,
+        .pack_i16 = pack_i16,
+        .gemm_i16 = gemm_i16,
         .kv_load = {dequantize_F32, dequantize_F16, dequantize_BF16, kv_load_q8_0},
         .kv_store = {kv_store_f32, kv_store_f16, kv_store_bf16, kv_store_q8_0},
         .qk = {qk_f32, qk_f16, qk_bf16, qk_q8_0},

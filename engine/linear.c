@@ -19,7 +19,7 @@ enum { L2_INPUT = 1200 * 1024 }; /* bytes of input that stay in the L2 cache (2 
 
 /* One thread's scratch. */
 typedef struct {
-    void *panel; /* [MAX_SLICE][ENG_NR] float or bf16 */
+    void *panel; /* [MAX_SLICE][ENG_NR] of what is multiplied, floats at most */
     float *tmp;  /* [ENG_NR][MAX_SLICE] */
     float *c;    /* [MAX_PANELS][max_tokens][ENG_NR] */
 } scratch;
@@ -41,8 +41,8 @@ enum output { STORE, ADD, GATE };
 /* Longest row of a model whose prefill may be in 8 bits. In a smaller one (SmolLM2-135M: 1,536) their rounding shows in answers, and little is gained. */
 enum { MIN_Q8 = 2048 };
 
-/* What the products of prefill take as input: floats, bf16, or blocks of 32 in 8 bits. */
-enum form { FLOATS, BF16, Q8 };
+/* What the products of prefill take as input: floats, bf16, or blocks of 32 in 16 or 8 bits. */
+enum form { FLOATS, BF16, I16, Q8 };
 
 /* One product; the ctx of its tasks. */
 typedef struct {
@@ -230,13 +230,16 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* The form of the input that n weights read: 8 bits where all of them are multiplied so. The bf16 kernels take pairs. */
+/* The form of the input that n weights read: 8 bits where all of them are multiplied so. The kernels in integers take whole blocks, those in bf16
+ * pairs. */
 static enum form form_of(const eng_linear *l, const eng_weight *const *w, uint32_t n)
 {
     bool q8 = !l->f32 && l->max_cols >= MIN_Q8;
     for (uint32_t i = 0; i < n; i++)
         q8 &= l->k->prefill_q8[w[i]->type];
-    return q8 ? Q8 : l->k->gemm_bf16 && !l->f32 && w[0]->cols % 2 == 0 ? BF16 : FLOATS;
+    if (l->f32 || q8)
+        return q8 ? Q8 : FLOATS;
+    return l->k->prefill_i16 && w[0]->cols % 32 == 0 ? I16 : l->k->gemm_bf16 && w[0]->cols % 2 == 0 ? BF16 : FLOATS;
 }
 
 /* How wide the slices of k are, but for the last: whole super-blocks where there may be any, and whole panels of the product that made the input. */
@@ -248,10 +251,12 @@ static uint32_t slice_width(enum form form, uint32_t cols)
 
 static size_t form_bytes(enum form form, size_t n)
 {
-    return form == Q8 ? n / 32 * sizeof(eng_q8_block) : n * (form == BF16 ? sizeof(uint16_t) : sizeof(float));
+    if (form == Q8 || form == I16)
+        return n / 32 * (form == Q8 ? sizeof(eng_q8_block) : sizeof(eng_i16_block));
+    return n * (form == BF16 ? sizeof(uint16_t) : sizeof(float));
 }
 
-/* Puts elements [from, from + n) of `tokens` tokens, which lie in one slice, into an input of `cols`. 8 bits: whole blocks. */
+/* Puts elements [from, from + n) of `tokens` tokens, which lie in one slice, into an input of `cols`. Integers: whole blocks. */
 static void put(const eng_linear *l, void *input, enum form form, size_t t, size_t tokens, uint32_t cols, size_t from, const float *x, size_t ldx,
                 size_t n)
 {
@@ -260,6 +265,8 @@ static void put(const eng_linear *l, void *input, enum form form, size_t t, size
     for (size_t i = 0; i < tokens; i++, at += form_bytes(form, slice), x += ldx)
         if (form == Q8)
             l->k->quantize_blocks(x, (void *)at, n);
+        else if (form == I16)
+            l->k->quantize_i16(x, (void *)at, n);
         else if (form == BF16)
             l->k->f32_to_bf16(x, (void *)at, n);
         else
@@ -329,6 +336,11 @@ static void multiply(const product *p, const scratch *s, const part *b, const pa
         if (next)
             prefetch_part(next);
         l->k->gemm_q8(c, ENG_NR, (const void *)in, p->slice / 32, s->panel, w->type, tokens, b->rows, b->n, b->from > 0);
+    } else if (p->form == I16) {
+        l->k->pack_i16(s->panel, w->type, data, w->row_bytes, b->rows, b->n);
+        if (next)
+            prefetch_part(next);
+        l->k->gemm_i16(c, ENG_NR, (const void *)in, p->slice / 32, s->panel, tokens, b->rows, b->n, b->from > 0);
     } else if (p->form == BF16) {
         l->k->pack_bf16(s->panel, w->type, data, w->row_bytes, b->rows, b->n, s->tmp);
         l->k->gemm_bf16(c, ENG_NR, (const void *)in, p->slice, s->panel, tokens, b->rows, b->n, b->from > 0);

@@ -480,6 +480,112 @@ START_TEST(gemm_q8)
 }
 END_TEST
 
+/* ---- prefill in 16-bit integers ----------------------------------------------------------------------------------- */
+
+/* Rows of blocks, `stride` apart; the last row has the largest integers. odd: and what is infinite or NaN. */
+static eng_i16_block *blocks16_new(const eng_kernels *k, t_rng *rng, size_t m, size_t depth, size_t stride, bool odd)
+{
+    eng_i16_block *a = t_alloc(m ? ((m - 1) * stride + depth / 32) * sizeof *a : 0), *want = t_alloc(depth / 32 * sizeof *a);
+    float *x = t_floats(depth);
+    for (size_t i = 0; i < m; i++) {
+        for (size_t j = 0; j < depth; j++)
+            x[j] = i + 1 == m && m > 1 ? (j / 32 % 2 ? 3.0f : -3.0f) : i % 2 ? t_normal(rng) : adversarial(rng, j / 32);
+        for (size_t j = i % 5; odd && j < depth; j += 1 + t_u64(rng) % 64)
+            x[j] = j % 3 == 0 ? NAN : j % 3 == 1 ? INFINITY : -FLT_MAX;
+        k->quantize_i16(x, a + i * stride, depth);
+        t_level(ENG_CPU_SCALAR)->quantize_i16(x, want, depth);
+        t_same("blocks", k->name, a + i * stride, want, depth / 32 * sizeof *a);
+        for (size_t j = 0; !odd && j < depth; j++) {
+            const eng_i16_block *b = &want[j / 32];
+            ck_assert(abs(b->q[j % 32]) <= ENG_I16_MAX);
+            t_near("quantize_i16", k->name, (double)b->d * b->q[j % 32], x[j], b->d * (0.5 + 1e-3) + 1e-30);
+        }
+    }
+    return a;
+}
+
+/* Against float64, when every weight w is off by at most half a unit of its span. */
+static void check_i16_output(const char *level, const float *w, const eng_i16_block *a, size_t depth, float got)
+{
+    double sum = 0, size = 0, rounding = 0;
+    for (size_t at = 0; at < depth; at += ENG_I16_SPAN) {
+        double largest = 0, inputs = 0;
+        for (size_t i = at; i < depth && i < at + ENG_I16_SPAN; i++) {
+            double x = (double)a[i / 32].d * a[i / 32].q[i % 32];
+            sum += w[i] * x;
+            size += fabs(w[i] * x);
+            inputs += fabs(x);
+            largest = fmax(largest, fabs((double)w[i]));
+        }
+        rounding += inputs * largest / ENG_I16_MAX * (0.5 + 1e-3);
+    }
+    t_near("gemm_i16", level, got, sum, ((double)depth / 32 + 12) * EPS * (size + rounding) + rounding + FLT_MIN);
+}
+
+/* Whose bits a level's must be: the scalar's, but that any NaN is as good as another. */
+static void check_same_i16(const eng_kernels *k, eng_type t, const float *got, const float *want, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isnan(got[i]) || !isnan(want[i]))
+            t_same(eng_types[t].name, k->name, &got[i], &want[i], sizeof *got);
+}
+
+static void check_gemm_i16(const eng_kernels *k, eng_type t, t_rng *rng, size_t m, size_t n, size_t depth, bool odd)
+{
+    const eng_kernels *scalar = t_level(ENG_CPU_SCALAR);
+    const size_t row_bytes = t_row_bytes(t, depth) + 4 * (n % 3), ldc = n + 3, lda = depth / 32 + m % 3, cut = depth / 512 * 256;
+    const size_t panel_bytes = depth * ENG_NR * 2 + (depth + ENG_I16_SPAN - 1) / ENG_I16_SPAN * ENG_NR * sizeof(float);
+    char *w = t_weights(rng, t, n, depth, row_bytes), *panel = t_alloc(panel_bytes), *own = t_alloc(panel_bytes);
+    for (size_t i = 0; odd && t == ENG_F32 && i < n * depth; i += 1 + t_u64(rng) % 512)
+        memcpy(w + i / depth * row_bytes + i % depth * 4, &(float){i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -FLT_MAX}, 4);
+    eng_i16_block *a = blocks16_new(k, rng, m, depth, lda, odd);
+    float *c = t_floats(m * ldc), *want = t_floats(m * ldc), alone[ENG_NR];
+    for (size_t i = 0; i < m * ldc; i++)
+        c[i] = want[i] = 77;
+    memset(panel, 0xff, panel_bytes);
+    k->pack_i16(panel, t, w, row_bytes, n, depth);
+    scalar->pack_i16(own, t, w, row_bytes, n, depth);
+    k->gemm_i16(c, ldc, a, lda, panel, m, n, depth, false);
+    scalar->gemm_i16(want, ldc, a, lda, own, m, n, depth, false);
+    check_same_i16(k, t, c, want, m * ldc);
+    float *weights = t_floats(depth);
+    for (size_t j = 0; j < n && !odd; j++) {
+        eng_dequantize(t, w + j * row_bytes, weights, depth);
+        for (size_t i = 0; i < m; i++)
+            check_i16_output(k->name, weights, a + i * lda, depth, c[i * ldc + j]);
+    }
+    for (size_t i = 0; i < m && !odd; i++) {
+        k->gemm_i16(alone, ENG_NR, a + i * lda, lda, panel, 1, n, depth, false);
+        t_same("a row alone", k->name, alone, c + i * ldc, n * 4);
+        k->gemm_i16(alone, ENG_NR, a + i * lda, lda, panel, 1, 1, depth, false);
+        t_same("an output alone", k->name, alone, c + i * ldc, 4);
+    }
+    if (cut && !odd) { /* two parts of k, added up, are the whole */
+        k->pack_i16(panel, t, w, row_bytes, n, cut);
+        k->gemm_i16(want, ldc, a, lda, panel, m, n, cut, false);
+        k->pack_i16(panel, t, w + t_row_bytes(t, cut), row_bytes, n, depth - cut);
+        k->gemm_i16(want, ldc, a + cut / 32, lda, panel, m, n, depth - cut, true);
+        t_same("accumulate", k->name, want, c, m * ldc * sizeof(float));
+    }
+    t_arena_reset();
+}
+
+START_TEST(gemm_i16)
+{
+    static const size_t heights[] = {0, 1, 2, 3, 4, 5, 6, 7, 13, 23}, widths[] = {1, 9, 16, 17, 31, 32};
+    t_rng rng = t_seed(8);
+    FOR_LEVELS(k)
+    for (eng_type t = 0; t < ENG_TYPE_COUNT; t++) {
+        const size_t *lengths = eng_types[t].block == 256 ? super_lengths : block_lengths;
+        const size_t count = eng_types[t].block == 256 ? COUNT(super_lengths) : COUNT(block_lengths);
+        for (size_t i = 0; i < COUNT(heights); i++)
+            for (size_t j = 0; j < COUNT(widths); j++) /* k > 0 */
+                check_gemm_i16(k, t, &rng, heights[i], widths[j], lengths[1 + (i + j) % (count - 1)], false);
+        check_gemm_i16(k, t, &rng, 13, ENG_NR, 768, true);
+    }
+}
+END_TEST
+
 int main(void)
 {
     t_skip_lines();
@@ -494,6 +600,7 @@ int main(void)
     tcase_add_test(t, to_bf16);
     tcase_add_test(t, gemm);
     tcase_add_test(t, gemm_q8);
+    tcase_add_test(t, gemm_i16);
     suite_add_tcase(s, t);
     return t_run(s);
 }

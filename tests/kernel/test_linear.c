@@ -30,20 +30,25 @@ static eng_weight weight_new(t_rng *rng, eng_type t, uint32_t rows, uint32_t col
     return (eng_weight){.data = data, .row_bytes = row_bytes, .rows = rows, .cols = cols, .type = t};
 }
 
-/* Checks y = W x when every x is off by at most `rel` of itself plus `abs_[i / 32]`, every w by `rel_w` of itself. */
-static void check_output(const char *what, const char *level, const eng_weight *w, const float *x, const float *y, double rel, bool q8)
+/* What a product is computed in, if not in floats; the largest integers. */
+enum integers { NONE = 0, Q8 = 127, I16 = ENG_I16_MAX };
+
+/* Checks y = W x when every x is off by at most `rel` of itself plus half a unit of its 32, in I16 every w by half a unit of its row. */
+static void check_output(const char *what, const char *level, const eng_weight *w, const float *x, const float *y, double rel, enum integers in)
 {
     float *row = t_floats(w->cols);
     for (uint32_t r = 0; r < w->rows; r++) {
-        double want = 0, bound = 0;
+        double want = 0, bound = 0, wmax = 0;
         eng_dequantize(w->type, (const char *)w->data + r * w->row_bytes, row, w->cols);
+        for (uint32_t i = 0; i < w->cols && in == I16; i++)
+            wmax = fmax(wmax, fabs((double)row[i]));
         for (uint32_t b = 0; b < w->cols; b += 32) {
             double amax = 0;
             for (uint32_t i = b; i < w->cols && i < b + 32; i++)
                 amax = fmax(amax, fabs((double)x[i]));
             for (uint32_t i = b; i < w->cols && i < b + 32; i++) {
                 want += (double)row[i] * x[i];
-                bound += fabs((double)row[i]) * (fabs((double)x[i]) * rel + (q8 ? amax / 127 * 0.51 : 0));
+                bound += fabs((double)row[i]) * (fabs((double)x[i]) * rel + (in ? amax / in * 0.51 : 0)) + fabs((double)x[i]) * wmax / ENG_I16_MAX * 0.51;
                 /* With a minimum d q and m are added as two sums whose terms may be larger than the weight itself */
                 bound += 1e-5 * amax;
             }
@@ -110,8 +115,7 @@ static void check_decode(const rig *a, const rig *b, t_rng *rng, eng_type t, uin
         eng_linear_decode(a->l, weights(&g), g.y, n, x);
         eng_linear_decode(b->l, weights(&g), g.y1, n, x);
         for (uint32_t i = 0; i < n; i++) {
-            bool q8 = !a->f32 && eng_types[g.w[i].type].block > 1;
-            check_output("decode", a->k->name, &g.w[i], x, g.y[i], 1e-4, q8);
+            check_output("decode", a->k->name, &g.w[i], x, g.y[i], 1e-4, !a->f32 && eng_types[g.w[i].type].block > 1 ? Q8 : NONE);
             t_same("decode with other threads", a->k->name, g.y[i], g.y1[i], rows[i] * sizeof(float));
         }
         t_arena_reset();
@@ -128,12 +132,13 @@ static void check_prefill(const rig *a, const rig *b, t_rng *rng, eng_type t, ui
     eng_linear_prefill(a->l, weights(&g), g.y, n, x, tokens);
     eng_linear_prefill(b->l, weights(&g), g.y1, n, x, tokens);
     bool q8 = !a->f32 && a->k->prefill_q8[t] && n < 3; /* F16 has no product in integers, and all three read one input */
-    double rel = a->k->gemm_bf16 && !a->f32 && !q8 ? 0x1p-7 : 1e-4;
+    enum integers in = q8 ? Q8 : a->k->prefill_i16 && !a->f32 && cols % 32 == 0 ? I16 : NONE;
+    double rel = a->k->gemm_bf16 && !a->f32 && !in ? 0x1p-7 : in == I16 ? 1e-6 : 1e-4;
     for (uint32_t i = 0; i < n; i++) {
         t_same("prefill with other threads", a->k->name, g.y[i], g.y1[i], (size_t)tokens * rows[i] * sizeof(float));
-        check_output("prefill, first", a->k->name, &g.w[i], x, g.y[i], rel, q8);
+        check_output("prefill, first", a->k->name, &g.w[i], x, g.y[i], rel, in);
         check_output("prefill, last", a->k->name, &g.w[i], x + (size_t)(tokens - 1) * cols, g.y[i] + (size_t)(tokens - 1) * rows[i],
-                     rel, q8);
+                     rel, in);
         alone[i] = t_floats(rows[i]);
     }
     for (uint32_t at = 0; at < tokens; at += 1 + tokens / 8) {
