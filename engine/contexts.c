@@ -46,8 +46,8 @@ int eng_disk_open(eng_engine *e, const eng_disk_params *p, char *err, size_t err
         snprintf(err, errlen, "out of memory");
         return -ENOMEM;
     }
-    /* Levels of kernels round otherwise: what one computed is not exact for another. */
-    uint64_t fingerprint = XXH3_64bits_withSeed(e->info.cpu, strlen(e->info.cpu), e->info.fingerprint);
+    /* Levels of kernels round otherwise, and so may those of another release: what one computed is not exact for another. */
+    uint64_t fingerprint = XXH3_64bits_withSeed(e->info.cpu, strlen(e->info.cpu), e->info.fingerprint + ENG_ARITHMETIC);
     if (e->key_shift)
         fingerprint = XXH3_64bits_withSeed(e->key_shift, (size_t)e->shape.n_layer * e->shape.n_head_kv * e->shape.head_dim * sizeof(float), fingerprint);
     eng_store_params sp = {.disk = *p, .owner = {.fingerprint = fingerprint, .shape = &e->shape}, .names = e->names, .pool = e->pool,

@@ -41,6 +41,9 @@ static inline float eng_i16_scale(float largest, float *ret_inv)
     return largest < 1e-30f ? 0.0f : largest / ENG_I16_MAX;
 }
 
+/* Raised by each change of the bits that prefill computes, at any level: contexts on disk from before it are not exact then, and not found. */
+enum { ENG_ARITHMETIC = 1 };
+
 enum { ENG_KV_TYPES = ENG_KV_Q8_0 + 1 };
 
 #define ENG_LOGITS_BLOCK 64
