@@ -116,6 +116,7 @@ START_TEST(architectures)
     t_prefill_logits(e, t.ids, t.n, 0, cpu);
     decode_logits(e, &t, ENG_ATTN_FULL, cpu_step);
     eng_close(e);
+    bool exact = max_diff(cpu, t.want.data, t.n * t.n_vocab) < 0.02; /* at levels without bf16 */
     static const int32_t layers[] = {ALL, 1};
     for (int l = 0; l < (QUICK ? 1 : 2); l++) {
         double far = 0, near = 0;
@@ -149,7 +150,7 @@ START_TEST(architectures)
         }
         printf("%s, %s: from the oracle %.2g, from the CPU %.2g\n", archs[_i], l ? "its last layer" : "all layers", far, near);
         ck_assert_double_le(far, 0.5);
-        ck_assert_double_le(near, fmax(0.25, 1.1 * far)); /* a CPU level without bf16 is as near to the oracle as the GPU is far from it */
+        ck_assert_double_le(near, exact ? fmax(0.25, 1.1 * far) : 0.25); /* an exact CPU is as far from the GPU as the oracle is */
     }
     free(cpu_step);
     free(cpu);
