@@ -201,13 +201,18 @@ START_TEST(probing_adapts)
 }
 END_TEST
 
-/* Where the keys of a cluster are equal its centroid is each of them, and where the values are, too, the estimate is exact but for the rounding of codes. */
+/* Where the keys of a cluster are equal its centroid is each of them, and where the values are, too, the estimate is exact but for the rounding of codes. A byte's
+ * rounding moves a score by .009 (one sigma: .3 * sqrt(32) * unit / sqrt(12), units of 1/127 of some 2 for keys and queries), the same for all keys of a kind, so a
+ * kind's weight is right within 4 %, and an output within that share of the values' mean distance from it. */
 START_TEST(exact_for_equal_keys)
 {
     enum { N = 9000, DIM = 32, KINDS = 6 };
     problem p = problem_new(RANDOM, N, DIM, 1);
+    uint32_t kind[N];
+    for (uint32_t i = 0; i < KINDS; i++)
+        kind[i] = i;
     for (uint32_t i = KINDS; i < N; i++) {
-        uint32_t like = (uint32_t)(t_u64(&rng) % KINDS);
+        uint32_t like = kind[i] = (uint32_t)(t_u64(&rng) % KINDS);
         memcpy(p.k + (size_t)i * DIM, p.k + like * DIM, DIM * 2);
         memcpy(p.v + (size_t)i * DIM, p.v + like * DIM, DIM * 2);
     }
@@ -223,12 +228,19 @@ START_TEST(exact_for_equal_keys)
         idx_query query = {.q = q, .group = 1, .hi = N, .scale = 0.3f, .budget = {(uint32_t)round * 16, 0}};
         idx_codes_part(ix, 0, N, 0, 1, &first, &end);
         ck_assert_int_eq(idx_codes_scan(ix, &p.keys, &query, first, end, s, w, n_clusters, &m, &hits), 0);
-        double full = 0, size, o[DIM] = {0}, got[DIM] = {0};
+        double full = 0, size, of_kind[KINDS], o[DIM] = {0}, away[DIM] = {0}, got[DIM] = {0};
+        for (uint32_t i = 0; i < KINDS; i++)
+            of_kind[i] = 0;
         for (uint32_t i = 0; i < N; i++) {
             double weight = exp(exact_score(&p, q, i, (double)0.3f, &size) - (double)m);
             full += weight;
-            for (uint32_t j = 0; j < DIM; j++)
-                o[j] += weight * (double)p.v[(size_t)i * DIM + j];
+            of_kind[kind[i]] += weight;
+        }
+        for (uint32_t j = 0; j < DIM; j++) {
+            for (uint32_t i = 0; i < KINDS; i++)
+                o[j] += of_kind[i] / full * (double)p.v[(size_t)i * DIM + j];
+            for (uint32_t i = 0; i < KINDS; i++)
+                away[j] += of_kind[i] / full * fabs((double)p.v[(size_t)i * DIM + j] - o[j]);
         }
         uint32_t n_hits = hits[0].n;
         double l = (double)idx_estimate(ix, NULL, 0, first, end, m, 1, w, hits[0].clusters, hits[0].scanned, n_hits, taken, coef);
@@ -246,9 +258,9 @@ START_TEST(exact_for_equal_keys)
                 got[j] += (weight - (double)coef[i]) * (double)p.v[(size_t)hits[0].ids[i] * DIM + j];
         }
         ck_assert_uint_eq(n_hits, (uint32_t)round * 16);
-        ck_assert_double_eq_tol(l, full, 0.02 * full);
+        ck_assert_double_eq_tol(l, full, 0.04 * full);
         for (uint32_t j = 0; j < DIM; j++)
-            ck_assert_double_eq_tol(got[j] / l, o[j] / full, 0.02);
+            ck_assert_double_eq_tol(got[j] / l, o[j], 0.04 * away[j]);
     }
     free(w);
     free(taken);
