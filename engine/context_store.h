@@ -57,9 +57,13 @@ eng_miss eng_store_find(eng_store *s, const eng_prefix *p, uint32_t have, eng_st
 /* Whether what would have gone on at `position` was evicted. */
 bool eng_store_evicted(eng_store *s, const eng_prefix *p, uint32_t position);
 
-/* Reads one of them. A file that cannot be used is logged, counted and removed (one that cannot be read only left alone). Bytes of memory it takes, and
- * what it is worth: eng_store_size. */
-eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret);
+/* Reads one of them behind the caller's back (segment_file.h); what was begun is ended. A file that cannot be used is then logged, counted and removed with what continues it, so
+ * those that are read below it are ended before it (one that cannot be read is only left alone). *ret_rows: its keys and values are right, whatever else is not. */
+typedef struct eng_store_load eng_store_load;
+eng_miss eng_store_load_begin(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_store_load **ret, eng_segment **ret_seg);
+eng_miss eng_store_load_end(eng_store *s, eng_store_load *l, bool *ret_rows);
+
+/* Bytes of memory that one takes, and what it is worth. */
 size_t eng_store_size(eng_store *s, const eng_segment_id *id, size_t *ret_beside, uint64_t *ret_worth);
 
 /* Names, from any thread: has the catalog brought up to date, before what else is queued; wait: until it is. */

@@ -119,56 +119,88 @@ void eng_store_failed(eng_store *s, const eng_segment_id *id)
     give_up(s, id, ENG_MISS_IO, "it shrank, or could not be read, while it was in use");
 }
 
-static eng_miss load_entry(eng_store *s, eng_mirror_entry *e, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret, char *err,
-                           size_t errlen)
-{
+struct eng_store_load {
+    eng_mirror_entry *e; /* pinned */
     eng_segment_file *f;
-    eng_miss why = eng_folder_file(&s->folder, &e->head.id, &f, err, errlen);
+    eng_segment_load *load;
+    eng_segment *seg; /* the caller's */
+    uint64_t begin_ns;
+};
+
+static eng_miss begin_entry(eng_store *s, eng_store_load *l, const eng_segment_reader *reader, eng_segment *parent, char *err, size_t errlen)
+{
+    eng_mirror_entry *e = l->e;
+    eng_miss why = eng_folder_file(&s->folder, &e->head.id, &l->f, err, errlen);
     if (why)
         return why;
     eng_fault_point("load:opened");
-    const eng_segment_head *h = eng_segment_file_head(f);
+    const eng_segment_head *h = eng_segment_file_head(l->f);
+    eng_segment_reader trusting = *reader;
+    trusting.checked = &e->checked;
     if (!eng_segment_id_equal(&h->id, &e->head.id) || !eng_segment_id_equal(&h->parent, &e->head.parent) || h->tenant != e->head.tenant || h->start != e->head.start ||
         h->n != e->head.n || h->exact != e->head.exact) {
         snprintf(err, errlen, "it is another segment's");
         why = ENG_MISS_TOKENS;
-    }
-    eng_segment_reader trusting = *reader;
-    trusting.checked = &e->checked;
-    if (!why)
-        why = eng_segment_file_load(f, &s->p.owner, e->ids, &trusting, parent, ret, err, errlen);
-    if (!why)
-        e->checked = *eng_segment_file_stamp(f);
-    eng_segment_file_close(f);
+    } else
+        why = eng_segment_load_begin(l->f, &s->p.owner, e->ids, &trusting, parent, &l->load, &l->seg, err, errlen);
     return why;
 }
 
-eng_miss eng_store_load(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret)
+/* Lets go of it. */
+static void end_entry(eng_store *s, eng_store_load *l, eng_miss why, uint64_t end_ns, const char *err)
 {
-    char err[256] = "";
-    uint64_t begin = eng_now_ns();
-    pthread_mutex_lock(&s->lock);
-    eng_mirror_entry *e = eng_mirror_get(&s->mirror, id);
-    if (e && e->unusable)
-        e = NULL;
-    if (e)
-        e->pins++;
-    pthread_mutex_unlock(&s->lock);
-    if (!e)
-        return ENG_MISS_GONE; /* evicted a moment ago */
-    uint64_t traced = eng_trace_begin();
-    eng_miss why = load_entry(s, e, reader, parent, ret, err, sizeof err);
-    eng_trace_end(traced, "read segment", "tokens", e->head.n);
+    eng_segment_id id = l->e->head.id;
     eng_fault_point("load:read");
     pthread_mutex_lock(&s->lock);
-    e->pins--;
+    l->e->pins--;
     if (!why) {
+        l->e->checked = *eng_segment_file_stamp(l->f);
         s->stats.loads++;
-        s->stats.loaded_bytes += e->head.bytes;
-        s->stats.load_seconds += (double)(eng_now_ns() - begin) * 1e-9;
+        s->stats.loaded_bytes += l->e->head.bytes;
+        s->stats.load_seconds += (double)(end_ns - l->begin_ns) * 1e-9;
     }
     pthread_mutex_unlock(&s->lock);
+    eng_segment_file_close(l->f);
+    free(l);
     if (why)
-        give_up(s, id, why, err);
+        give_up(s, &id, why, err);
+}
+
+eng_miss eng_store_load_begin(eng_store *s, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_store_load **ret, eng_segment **ret_seg)
+{
+    char err[256] = "";
+    eng_store_load *l = calloc(1, sizeof *l);
+    if (!l)
+        return ENG_MISS_MEMORY;
+    l->begin_ns = eng_now_ns();
+    pthread_mutex_lock(&s->lock);
+    l->e = eng_mirror_get(&s->mirror, id);
+    if (l->e && l->e->unusable)
+        l->e = NULL;
+    if (l->e)
+        l->e->pins++;
+    pthread_mutex_unlock(&s->lock);
+    if (!l->e) {
+        free(l);
+        return ENG_MISS_GONE; /* evicted a moment ago */
+    }
+    eng_miss why = begin_entry(s, l, reader, parent, err, sizeof err);
+    if (why)
+        end_entry(s, l, why, 0, err);
+    else {
+        *ret_seg = l->seg;
+        *ret = l;
+    }
+    return why;
+}
+
+eng_miss eng_store_load_end(eng_store *s, eng_store_load *l, bool *ret_rows)
+{
+    char err[256] = "";
+    uint64_t end_ns, traced = eng_trace_begin();
+    uint32_t n = l->seg->n;
+    eng_miss why = eng_segment_load_end(l->load, ret_rows, &end_ns, err, sizeof err);
+    eng_trace_end(traced, "read segment", "tokens", n);
+    end_entry(s, l, why, end_ns, err);
     return why;
 }

@@ -12,8 +12,19 @@
 #include <string.h>
 #include <xxhash.h>
 
+/* A segment that is being read; a reference to it. */
+typedef struct {
+    eng_store_load *load;
+    eng_segment *seg;
+} reading;
+
+enum { READ_AT_ONCE = 8 }; /* each has threads of its own */
+
 struct eng_disk {
     eng_store *store;
+    reading reads[READ_AT_ONCE]; /* behind the running session's prefill, parents before their children */
+    uint32_t n_reads;
+    bool hit; /* which a request will have been, if they turn out to be good */
     eng_segment **waiting; /* oldest first, a reference each */
     uint32_t n, cap;
     size_t bytes; /* of those waiting */
@@ -184,47 +195,59 @@ static unsigned skipped(unsigned wants)
     return skip | (wants & ENG_WANT_GRAPH ? 0 : ENG_STORE_GRAPH);
 }
 
-static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, unsigned wants, const atomic_bool *cancel, eng_segment **ret)
+/* Begins to read a segment; `behind`: the prefill goes on meanwhile. */
+static eng_miss load(eng_engine *e, const eng_segment_id *id, eng_segment *parent, unsigned wants, bool behind, const atomic_bool *cancel, eng_segment **ret)
 {
+    eng_disk *d = e->disk;
     eng_segment_reader reader = {.pool = e->pool, .cancel = cancel, .heartbeat = &e->counters.heartbeat};
     uint64_t worth;
-    size_t beside, bytes = eng_store_size(e->disk->store, id, &beside, &worth);
+    reading r;
+    bool rows;
+    size_t beside, bytes = eng_store_size(d->store, id, &beside, &worth);
     reader.map = !eng_cache_make_room(e->cache, bytes, eng_worth_claim(worth)); /* larger than the budget, or than what it may have of it */
     if (reader.map) {
         reader.skip = skipped(wants);
         eng_cache_make_room(e->cache, beside, eng_worth_claim(worth)); /* its indexes are read all the same, as the session's own memory */
     }
     eng_index_work_run(e->index_work, 0, NULL); /* lets go of what was just evicted */
-    eng_miss why = eng_store_load(e->disk->store, id, &reader, parent, ret);
+    eng_miss why = eng_store_load_begin(d->store, id, &reader, parent, &r.load, &r.seg);
     if (why)
         return why;
-    (*ret)->worth = worth;
-    if (!(*ret)->map)
-        eng_cache_insert(e->cache, *ret);
-    if (!eng_segment_coded(*ret))
-        eng_index_work_add(e->index_work, *ret); /* if that fails: its keys are read all the same */
+    behind = behind && !reader.map && d->n_reads < READ_AT_ONCE;
+    if (!behind && (why = eng_store_load_end(d->store, r.load, &rows))) {
+        eng_segment_unref(r.seg);
+        return why;
+    }
+    r.seg->worth = worth;
+    if (!reader.map)
+        eng_cache_insert(e->cache, r.seg);
+    if (behind)
+        d->reads[d->n_reads++] = (reading){r.load, eng_segment_ref(r.seg)};
+    else if (!eng_segment_coded(r.seg))
+        eng_index_work_add(e->index_work, r.seg); /* if that fails: its keys are read all the same */
+    *ret = r.seg;
     return ENG_MISS_NONE;
 }
 
 /* The chain as far as it can be had; *io_read: tokens that were read from disk, *io_why: what a file failed for. */
-static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, unsigned wants, const atomic_bool *cancel, eng_view *view, uint32_t *io_read, eng_miss *io_why)
+static uint32_t view_chain(eng_engine *e, const eng_store_chain *c, unsigned wants, bool behind, const atomic_bool *cancel, eng_view *view, uint32_t *io_read, eng_miss *io_why)
 {
     eng_segment *parent = NULL;
     uint32_t end = 0;
+    if (eng_view_reserve(view, c->n) < 0) { /* so what is being read is in it */
+        *io_why = ENG_MISS_MEMORY;
+        return 0;
+    }
     for (uint32_t i = 0; i < c->n; i++) {
         uint32_t start = c->links[i].start, hi = i + 1 < c->n ? c->links[i + 1].start : c->length;
         eng_segment *s = eng_cache_get(e->cache, &c->links[i].id);
         bool kept = s != NULL;
         if (kept)
             eng_segment_ref(s);
-        else if ((*io_why = load(e, &c->links[i].id, parent, wants, cancel, &s)))
+        else if ((*io_why = load(e, &c->links[i].id, parent, wants, behind, cancel, &s)))
             break;
-        int r = eng_view_add(view, s, start, hi);
+        eng_view_add(view, s, start, hi);
         eng_segment_unref(s);
-        if (r < 0) {
-            *io_why = ENG_MISS_MEMORY;
-            break;
-        }
         *io_read += kept ? 0 : hi - start;
         parent = s;
         end = hi;
@@ -245,7 +268,7 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, unsign
         return have;
     eng_store_collect(d->store);
     eng_miss why = eng_store_find(d->store, p, have, &chain, &stop);
-    uint32_t length = why ? 0 : view_chain(e, &chain, wants, cancel, &view, &read, &failed);
+    uint32_t length = why ? 0 : view_chain(e, &chain, wants, true, cancel, &view, &read, &failed);
     free(chain.links);
     if (failed)
         *io_stop = (eng_prefix_stop){length > have ? length : have, failed};
@@ -255,13 +278,65 @@ uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, unsign
         eng_view_done(io_view);
         *io_view = view;
         *ret_read = read;
-        eng_store_count_hit(d->store);
+        d->hit = true;
+        if (!d->n_reads)
+            eng_disk_end_reading(e, io_view);
         return length;
     }
+    eng_disk_end_reading(e, &view);
     eng_view_done(&view);
     if (why && !have)
         eng_store_count_miss(d->store, why);
     return have;
+}
+
+bool eng_disk_reading(const eng_engine *e)
+{
+    return e->disk && e->disk->n_reads;
+}
+
+/* The view's segments from s on: their files are gone, or go. Without their rows nothing of them is kept; else they are written again. */
+static void without_files(eng_engine *e, const eng_view *v, const eng_segment *s, bool rows)
+{
+    uint32_t first = 0;
+    while (first < v->n_spans && v->spans[first].seg != s)
+        first++;
+    for (uint32_t i = v->n_spans; i-- > first;) {
+        eng_segment *seg = v->spans[i].seg;
+        if (!rows && seg->cached)
+            eng_cache_drop(e->cache, seg);
+        if (rows && seg->has_id) {
+            seg->has_id = false;
+            eng_disk_keep(e, seg);
+        }
+    }
+}
+
+int eng_disk_end_reading(eng_engine *e, const eng_view *v)
+{
+    eng_disk *d = e->disk;
+    int r = 0;
+    if (!d)
+        return 0;
+    while (d->n_reads) {
+        reading *at = &d->reads[--d->n_reads];
+        bool rows, kept_file;
+        eng_miss why = eng_store_load_end(d->store, at->load, &rows);
+        kept_file = why == ENG_MISS_NONE || why == ENG_MISS_MEMORY || why == ENG_MISS_IO;
+        if (!rows || !kept_file)
+            without_files(e, v, at->seg, rows);
+        if (!rows)
+            r = -EBADMSG;
+        else if (!eng_segment_coded(at->seg))
+            eng_index_work_add(e->index_work, at->seg); /* if that fails: its keys are read all the same */
+        eng_segment_unref(at->seg);
+        if (!d->n_reads)
+            eng_cache_recount(e->cache);
+    }
+    if (d->hit && r == 0)
+        eng_store_count_hit(d->store);
+    d->hit = false;
+    return r;
 }
 
 void eng_disk_failed(eng_engine *e, const eng_segment *s)
@@ -294,7 +369,7 @@ void eng_disk_warm(eng_engine *e, const eng_prefix *p, uint32_t have, const atom
     uint32_t read = 0;
     if (!e->disk || eng_store_find(e->disk->store, p, have, &chain, &where))
         return;
-    view_chain(e, &chain, 0, stop, &view, &read, &failed);
+    view_chain(e, &chain, 0, false, stop, &view, &read, &failed);
     eng_view_done(&view);
     free(chain.links);
 }

@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include "moe.h"
+#include "segment_file.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -385,6 +386,19 @@ static void layer_stored(eng_forward *f)
     note_queries(f);
 }
 
+/* Waits for the rows of the first n layers, where a file is still being read. -EBADMSG: they cannot be had. */
+static int await_rows(eng_forward *f, uint32_t n, const atomic_bool *cancel)
+{
+    for (uint32_t i = 0; i < f->view->n_spans; i++) {
+        eng_segment_load *load = f->view->spans[i].seg->load;
+        uint64_t begin = load ? eng_trace_begin() : 0;
+        if (load && !eng_segment_load_await(load, n))
+            return canceled(cancel) ? -ECANCELED : -EBADMSG;
+        eng_trace_end(begin, "await rows", "layer", n - 1);
+    }
+    return 0;
+}
+
 static void attend(eng_forward *f)
 {
     uint64_t begin = eng_trace_begin();
@@ -414,6 +428,9 @@ static int layers(eng_forward *f, uint32_t n, const atomic_bool *cancel)
         product(f, "q k v", qkv, (float *const[]){f->q, f->k, f->v}, 3);
         each_token(f, "rotate and store", place_token);
         layer_stored(f);
+        int r = await_rows(f, f->layer + 1, cancel);
+        if (r < 0)
+            return r;
         attend(f);
         f->post_norm = w->attn_post_norm;
         project(f, "attention output", &w->wo, f->o);
@@ -466,6 +483,8 @@ static int all_layers(eng_forward *f, const atomic_bool *cancel, float *logits, 
     const eng_model *m = f->p.model;
     int r = layers(f, m->n_layer - f->gpu_plan.n_layer, cancel);
     if (r == 0 && f->gpu)
+        r = await_rows(f, m->n_layer, cancel);
+    if (r == 0 && f->gpu)
         r = gpu_layers(f, cancel, logits, all_logits);
     if (r < 0)
         return r;
@@ -479,7 +498,7 @@ static int all_layers(eng_forward *f, const atomic_bool *cancel, float *logits, 
 static int compute(eng_forward *f, const atomic_bool *cancel, float *logits, float *all_logits)
 {
     int r = all_layers(f, cancel, logits, all_logits);
-    if (r >= 0 || r == -ECANCELED || !f->gpu)
+    if (r >= 0 || r == -ECANCELED || r == -EBADMSG || !f->gpu)
         return r;
     f->gpu = NULL;
     f->gpu_plan = (eng_gpu_plan){0};

@@ -49,7 +49,8 @@ typedef struct {
 uint32_t eng_query_count(const eng_query_sampling *s, uint32_t end);
 
 /* Computes tokens [pos, pos + n) of a prompt, n <= n_chunk: writes their K and V to the view's segments (n of these is not changed). logits: NULL, or
- * [n_vocab] after the last token; all_logits: NULL, or [n][n_vocab]. -ECANCELED within a layer. */
+ * [n_vocab] after the last token; all_logits: NULL, or [n][n_vocab]. -ECANCELED within a layer; -EBADMSG: rows of a
+ * segment that is being read cannot be had. */
 int eng_forward_prefill(eng_forward *f, const eng_view *view, const int32_t *ids, uint32_t pos, uint32_t n, const eng_query_sampling *sampling,
                         const atomic_bool *cancel, float *logits, float *all_logits);
 

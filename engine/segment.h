@@ -71,6 +71,7 @@ struct eng_segment {
     size_t code_stride;
     size_t index_bytes;
 
+    struct eng_segment_load *load; /* what is still being read of it (segment_file.h); NULL: nothing */
     bool indexing;              /* one of the references is index_work.c's */
     bool has_id;                /* it was queued for a file, or read from one */
     bool half_saved;            /* that file lacks what was still being built */

@@ -71,18 +71,27 @@ const eng_file_stamp *eng_segment_file_stamp(const eng_segment_file *f); /* as i
 eng_miss eng_segment_file_ids(const eng_segment_file *f, int32_t **ret, char *err, size_t errlen);
 
 typedef struct {
-    eng_pool *pool;
-    const atomic_bool *cancel; /* may be NULL */
+    eng_pool *pool;            /* at least as many readers as it has threads */
+    const atomic_bool *cancel; /* of keys and values; may be NULL */
     atomic_ullong *heartbeat;  /* rises with every part of some blocks. May be NULL */
     bool map;                  /* keys and values stay in the file */
     unsigned skip;             /* what is not wanted of ENG_STORE_... */
     const eng_file_stamp *checked; /* those of a file with this stamp are not checked again when it is mapped. May be NULL */
 } eng_segment_reader;
 
-/* Checks that it belongs to owner and has these token ids [n], then reads it as pool work below `parent` (NULL at start 0). The caller holds the one
- * reference. Indexes and queries that are not all there, or not for the layers that retrieve now, are left out. */
-eng_miss eng_segment_file_load(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader,
-                               eng_segment *parent, eng_segment **ret, char *err, size_t errlen);
+/* Checks that it belongs to owner and has these token ids [n], makes a segment below `parent` (NULL at start 0), to which the caller holds the one reference, and lets threads of
+ * its own fill it: keys and values, in the order of layers, then what stands beside them. The segment can be put into a view at once; of its rows those are there that were waited
+ * for, of its indexes and queries none before the end. f is borrowed until then. */
+typedef struct eng_segment_load eng_segment_load;
+eng_miss eng_segment_load_begin(const eng_segment_file *f, const eng_segment_owner *owner, const int32_t *ids, const eng_segment_reader *reader, eng_segment *parent,
+                                eng_segment_load **ret, eng_segment **ret_seg, char *err, size_t errlen);
+
+/* Waits for keys and values of the first `layers` layers. False: some of its rows cannot be had. */
+bool eng_segment_load_await(eng_segment_load *l, uint32_t layers);
+
+/* Waits for all and frees l. What was wrong; *ret_rows: keys and values are right, whatever else is not. *ret_end_ns: when the last was read. Indexes and queries that are not all
+ * there, or not for the layers that retrieve now, are left out. */
+eng_miss eng_segment_load_end(eng_segment_load *l, bool *ret_rows, uint64_t *ret_end_ns, char *err, size_t errlen);
 
 /* Reads all of it and checks every checksum, the indexes and the queries. */
 eng_miss eng_segment_file_verify(const eng_segment_file *f, char *err, size_t errlen);

@@ -1,8 +1,9 @@
-/* What a segment's file looks like (README.md, "Segment files"), for segment_file.c, which lays it out and writes it, and segment_file_read.c, which checks and
- * reads it. */
+/* What a segment's file looks like (README.md, "Segment files"), for segment_file.c, which lays it out and writes it, segment_file_read.c, which checks and
+ * reads it, and segment_file_load.c, which makes a segment of it. */
 #ifndef RETRIEVALD_SEGMENT_FILE_PRIVATE_H
 #define RETRIEVALD_SEGMENT_FILE_PRIVATE_H
 
+#include "direct_read.h"
 #include "segment_file.h"
 
 enum {
@@ -12,6 +13,11 @@ enum {
     SEG_BLOCK = 1 << 20,  /* bytes that share a checksum */
     SEG_PAGE = 4096,      /* keys and values begin at a multiple of it, so that they could be mapped */
 };
+
+static inline size_t seg_whole_pages(size_t n)
+{
+    return (n + SEG_PAGE - 1) / SEG_PAGE * SEG_PAGE;
+}
 
 #define SEG_MAGIC "RVSEG\r\n\x1a" /* a transfer as text would change it */
 
@@ -79,6 +85,36 @@ static inline uint32_t seg_max_sections(uint32_t n_layer, uint32_t n_head_kv)
 {
     return 3 + (SEG_KINDS - SEG_CODES - 1) * seg_head_count(n_layer, n_head_kv);
 }
+
+/* ---- segment_file_read.c ---- */
+
+struct eng_segment_file {
+    int fd;
+    eng_segment_head head;
+    eng_file_stamp stamp;
+    uint8_t *bytes; /* the whole head */
+    const seg_section *sections;
+    const uint64_t *sums;
+    uint32_t n_sections;
+};
+
+/* Returns `why`, said in words. */
+eng_miss seg_miss(char *err, size_t errlen, eng_miss why, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* Of a section's blocks. */
+const uint64_t *seg_sums_of(const eng_segment_file *f, uint32_t sec);
+eng_miss seg_check_sum(const uint8_t *p, size_t bytes, uint64_t sum, uint32_t sec, uint32_t block, char *err, size_t errlen);
+
+/* Reads blocks [lo, hi) of a section to where its block lo belongs. direct: may be NULL; else `to` is as eng_direct_read() wants it. */
+eng_miss seg_read_blocks(const eng_segment_file *f, const eng_direct *direct, uint32_t sec, uint32_t lo, uint32_t hi, uint8_t *to, char *err, size_t errlen);
+/* An index of one head, to `memory`; where `stays`, it is the index's from then on. */
+eng_miss seg_read_index(const eng_segment_file *f, const eng_direct *direct, uint32_t sec, uint8_t *memory, bool stays, idx_index **ret, char *err, size_t errlen);
+/* The newest rows that kept queries see, rising; some lie behind the segment's. */
+eng_miss seg_read_rows(const eng_segment_file *f, uint32_t sec, uint32_t *to, char *err, size_t errlen);
+/* Bytes of the largest section of a kind; 0: of any beside ids, keys and values. */
+size_t seg_largest_index(const eng_segment_file *f, uint32_t kind);
+
+/* ---- segment_file.c ---- */
 
 /* Gives sections whose bytes are known their offsets, one after another behind the head. Returns the file's bytes. */
 uint64_t eng_segment_lay_out(seg_section *s, uint32_t n, uint32_t *ret_blocks, uint32_t *ret_head);

@@ -40,7 +40,9 @@ struct eng_session {
     eng_query_sampling sampling;
     eng_sampler *sampler;
     float *logits;
+    bool sought;                /* a prefix, which is not counted yet */
     bool prefilled, logits_ready;
+    bool is_set_up;             /* for steps: no sooner than all that they search is read, which the first token need not wait for */
     int32_t pending;            /* chosen, not yet computed */
     uint32_t n_predicted, n_steps;
     uint64_t prompt_ns, predicted_ns, keys_held;
@@ -179,11 +181,21 @@ static int find_prefix(eng_session *s)
     if (goes_on && (eng_cache_evicted(e->cache, &p, s->stop.position) || eng_disk_evicted(e, &p, s->stop.position)))
         s->stop.why = ENG_MISS_EVICTED;
     s->n = s->n_cached = (uint32_t)found;
+    s->sought = true;
     eng_trace_end(begin, "find prefix", "tokens", found);
-    atomic_fetch_add(found ? &e->counters.hits : &e->counters.misses, 1);
-    atomic_fetch_add(&e->counters.stops[s->stop.why], 1);
     report_stop(s);
     return 0;
+}
+
+/* Once what was found has turned out to be good, or is not wanted. */
+static void count_prefix(eng_session *s)
+{
+    eng_counters *c = &s->e->counters;
+    if (!s->sought)
+        return;
+    s->sought = false;
+    atomic_fetch_add(s->n_cached ? &c->hits : &c->misses, 1);
+    atomic_fetch_add(&c->stops[s->stop.why], 1);
 }
 
 int eng_session_open(eng_engine *e, const eng_request *req, eng_session **ret, char *err, size_t errlen)
@@ -259,9 +271,12 @@ static void seal_filling(eng_session *s)
     eng_publish(s->e);
 }
 
-static int setup_attention(eng_session *s)
+/* For steps from here on. */
+static int set_up(eng_session *s)
 {
-    return eng_attn_setup(eng_forward_attention(s->e->forward), &s->attention, &s->view, s->n_prompt + s->room, s->delta->cap);
+    int r = eng_attn_setup(eng_forward_attention(s->e->forward), &s->attention, &s->view, s->n_prompt + s->room, s->delta->cap);
+    s->is_set_up = r == 0;
+    return r;
 }
 
 /* A file that failed has given zeros: what was computed since is worth nothing, and nothing of it is kept. */
@@ -280,13 +295,33 @@ static int check_files(eng_session *s)
     return r;
 }
 
+/* Without what turned out to be damaged while it was read. */
+static int start_over(eng_session *s)
+{
+    eng_engine *e = s->e;
+    eng_index_work_drop(e->index_work);
+    eng_disk_end_reading(e, &s->view);
+    eng_view_done(&s->view);
+    s->filling = s->delta = NULL;
+    s->sampling = (eng_query_sampling){0};
+    s->n_read = 0;
+    int r = find_prefix(s);
+    return r < 0 ? r : add_segments(s);
+}
+
+/* What a GPU's prefill leaves time for. */
+static void begin_index(eng_session *s)
+{
+    if (s->e->gpu_layers && s->filling)
+        eng_index_work_begin(s->e->index_work, s->filling); /* if that fails: once it is sealed */
+}
+
 int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
 {
     eng_engine *e = s->e;
     uint64_t start = eng_now_ns();
     int r = 0;
-    if (e->gpu_layers && s->filling)
-        eng_index_work_begin(e->index_work, s->filling); /* if that fails: once it is sealed */
+    begin_index(s);
     while (r == 0 && s->n < s->n_prompt) {
         uint32_t n = s->n_prompt - s->n < e->params.n_chunk ? s->n_prompt - s->n : e->params.n_chunk;
         const int32_t *ids = s->ids + s->n;
@@ -294,6 +329,10 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
         uint64_t begin = eng_trace_begin();
         r = eng_forward_prefill(e->forward, &s->view, ids, s->n, n, s->sampling.seg ? &s->sampling : NULL, s->cancel, logits, NULL);
         eng_trace_end(begin, "prefill chunk", "tokens", n);
+        if (r == -EBADMSG && (r = start_over(s)) == 0) {
+            begin_index(s);
+            continue;
+        }
         if (r == 0)
             r = check_files(s);
         if (r == 0) {
@@ -310,8 +349,9 @@ int eng_session_prefill(eng_session *s, eng_progress_fn *progress, void *ctx)
         s->prefilled = s->logits_ready = true;
         if (s->filling)
             seal_filling(s);
-        r = setup_attention(s);
+        r = eng_disk_reading(e) ? 0 : set_up(s);
     }
+    count_prefix(s);
     s->prompt_ns = eng_now_ns() - start;
     atomic_fetch_add(&e->counters.prompt_ns, s->prompt_ns);
     atomic_fetch_add(&e->counters.cached_tokens, s->n_cached);
@@ -366,20 +406,22 @@ static int seal_run(eng_session *s)
     eng_view_add(&s->view, delta, delta->start, delta->start + delta->cap);
     eng_segment_unref(delta);
     eng_publish(s->e);
-    return setup_attention(s);
+    return set_up(s);
 }
 
 /* Computes the pending token, so that the logits after it are there. */
 static int step(eng_session *s)
 {
     eng_engine *e = s->e;
-    if (s->delta->n == s->delta->cap) {
-        int r = seal_run(s);
-        if (r < 0)
-            return r;
-    }
+    int r = 0;
+    if (!s->is_set_up && (r = eng_disk_end_reading(e, &s->view)) == 0)
+        r = set_up(s);
+    if (r == 0 && s->delta->n == s->delta->cap)
+        r = seal_run(s);
+    if (r < 0)
+        return r;
     uint64_t start = eng_now_ns(), begin = eng_trace_begin();
-    int r = eng_forward_decode(e->forward, &s->view, s->pending, s->n, s->cancel, s->logits);
+    r = eng_forward_decode(e->forward, &s->view, s->pending, s->n, s->cancel, s->logits);
     eng_trace_end(begin, "decode step", "position", s->n);
     if (r == 0)
         r = check_files(s);
@@ -563,6 +605,9 @@ void eng_session_close(eng_session *s)
     if (!s)
         return;
     eng_engine *e = s->e;
+    if (eng_disk_end_reading(e, &s->view) < 0)
+        s->keep = false; /* it stands behind rows that are not there */
+    count_prefix(s);
     if (s->keep && s->filling && s->filling->n < s->filling->cap)
         keep_unfinished(s);
     else if (s->keep && s->delta) {

@@ -303,7 +303,7 @@ static bool check_rewritten(t_store *t, const eng_segment *half, eng_segment *wh
         t_store_count(t, &segments, &all);
         ck_assert_msg(segments == 1 && all == 1, "%s: %u files, %u of them segments", when, all, segments);
         ck_assert_msg(t_store_find(t, 0, whole->ids, GROWN, true, 0, &c) == ENG_MISS_NONE && c.n == 1, "%s: it is not listed", when);
-        ck_assert_msg(eng_store_load(t->store, &c.links[0].id, &reader, NULL, &back) == ENG_MISS_NONE, "%s: it cannot be read", when);
+        ck_assert_msg(t_store_load(t, &c.links[0].id, &reader, NULL, &back) == ENG_MISS_NONE, "%s: it cannot be read", when);
         bool whole_now = eng_segment_has(back, back->cluster);
         ck_assert_msg(same_as_built(back, whole_now ? whole : half, whole_now), "%s: other rows or indexes than were saved", when);
         ck_assert_msg(whole_now || !again, "%s: it is not written again", when);

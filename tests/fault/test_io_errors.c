@@ -208,7 +208,7 @@ static bool check_file(t_store *t, const eng_segment *whole, const char *when)
     ck_assert_int_eq(stat(path, &st), 0);
     ck_assert_msg(t_store_stats(t).bytes == (uint64_t)st.st_size, "%s: a file of %lld bytes counts as %llu", when, (long long)st.st_size, (unsigned long long)t_store_stats(t).bytes);
     ck_assert_msg(t_store_find(t, 0, whole->ids, whole->n, true, 0, &c) == ENG_MISS_NONE && c.n == 1, "%s: it is not listed", when);
-    eng_miss why = eng_store_load(t->store, &c.links[0].id, &reader, NULL, &back);
+    eng_miss why = t_store_load(t, &c.links[0].id, &reader, NULL, &back);
     ck_assert_msg(!why, "%s: it cannot be read: %s", when, eng_miss_name(why));
     bool clusters = eng_segment_has(back, back->cluster);
     ck_assert_msg(same_as_built(back, whole, clusters), "%s: other rows or indexes than were saved", when);
@@ -333,7 +333,7 @@ static void load_as_saved(t_store *t, const eng_segment *saved)
     eng_segment_reader reader = {.pool = t->pool};
     eng_view v = {0};
     eng_segment *s;
-    ck_assert_int_eq(eng_store_load(t->store, &saved->id, &reader, NULL, &s), ENG_MISS_NONE);
+    ck_assert_int_eq(t_store_load(t, &saved->id, &reader, NULL, &s), ENG_MISS_NONE);
     ck_assert_int_eq(eng_view_add(&v, s, 0, s->n), 0);
     check_rows(&v, saved->ids, s->n);
     ck_assert(eng_segment_coded(s));

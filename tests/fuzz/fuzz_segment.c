@@ -151,6 +151,8 @@ static void try_file(void)
     char err[256] = "";
     eng_segment_file *f;
     eng_segment *s;
+    eng_segment_load *l;
+    uint64_t end_ns;
     int32_t *own;
     eng_segment_reader reader = {.pool = pool};
     eng_miss why = eng_segment_file_open(dir, "x.seg", &f, err, sizeof err);
@@ -160,8 +162,12 @@ static void try_file(void)
     }
     eng_segment_file_verify(f, err, sizeof err);
     if (eng_segment_file_ids(f, &own, err, sizeof err) == ENG_MISS_NONE) {
-        if (eng_segment_file_load(f, &owner, own, &reader, NULL, &s, err, sizeof err) == ENG_MISS_NONE) {
-            read_all(s);
+        if (eng_segment_load_begin(f, &owner, own, &reader, NULL, &l, &s, err, sizeof err) == ENG_MISS_NONE) {
+            bool await = eng_segment_load_await(l, owner.shape->n_layer), rows;
+            why = eng_segment_load_end(l, &rows, &end_ns, err, sizeof err);
+            need(rows == await && (rows || why), "rows that are damaged were there");
+            if (rows)
+                read_all(s);
             eng_segment_unref(s);
         }
         free(own);

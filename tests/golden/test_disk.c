@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 
 /* `full` after a restart gives the cold answer to the bit, from disk first and from memory then. */
 START_TEST(restart_is_warm)
@@ -219,6 +220,81 @@ START_TEST(where_prefixes_stop)
     eng_prefix_stop stop = stop_of(e, request(ids, N, ENG_ATTN_AUTO));
     ck_assert_msg(stop.why == ENG_MISS_EVICTED && stop.position > 0 && stop.position < N / 2, "%u: %s", stop.position, eng_miss_name(stop.why)); /* a part stays */
     eng_close(e);
+}
+END_TEST
+
+static char largest[256];
+static off_t largest_bytes;
+
+static int note_largest(const char *path, const struct stat *st, int type, struct FTW *f)
+{
+    (void)f;
+    if (type == FTW_F && strstr(path, ".seg") && st->st_size > largest_bytes) {
+        snprintf(largest, sizeof largest, "%s", path);
+        largest_bytes = st->st_size;
+    }
+    return 0;
+}
+
+/* Changes a bit in the middle of a section of the largest segment's file (engine/README.md: the table stands behind 256 bytes). */
+static void damage(uint32_t section)
+{
+    enum { TABLE = 256, ENTRY = 32 };
+    uint64_t place[2];
+    uint8_t byte;
+    largest_bytes = 0;
+    nftw(dir, note_largest, 16, FTW_PHYS);
+    int fd = open(largest, O_RDWR);
+    ck_assert_int_eq(pread(fd, place, sizeof place, TABLE + section * ENTRY + 8), sizeof place);
+    off_t at = (off_t)(place[0] + place[1] / 2);
+    ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
+    byte ^= 4;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+    ck_assert_int_eq(close(fd), 0);
+}
+
+/* A file is read while the prompt is computed behind it. Keys that turn out to be damaged are computed again, damaged codes are made again, and either way the answer is the cold one,
+ * is counted as what it was, and the context is there after the next restart. */
+START_TEST(damaged_while_read)
+{
+    enum { BIG = 1 << 30, N = 2500, OUT = 30, KV = 1, CODES = 2 };
+    int32_t ids[N + 600], want[OUT], got[OUT];
+    float lw[VOCAB], lg[VOCAB];
+    eng_stats st;
+    eng_engine *cold = open_tiny(0, 1, false);
+    t_rng r = t_seed(41);
+    random_ids(cold, &r, ids, N + 600);
+    answer(cold, request(ids, N + 500, ENG_ATTN_FULL), want, OUT, lw);
+    for (uint32_t section = KV; section <= CODES; section++) {
+        empty_dir();
+        eng_engine *e = open_disk(BIG, BIG);
+        answer(e, request(ids, N, ENG_ATTN_AUTO), got, OUT, NULL);
+        rest(e);
+        eng_close(e);
+        damage(section);
+        e = open_disk(BIG, BIG);
+        for (int round = 0; round < 3; round++) { /* damaged, from memory, from disk */
+            eng_timings t = answer(e, request(ids, N + 500, ENG_ATTN_FULL), got, OUT, lg);
+            bool again = round == 0 && section == KV;
+            ck_assert_uint_eq(t.cache_n, again ? 0 : round ? N + 499 : N);
+            ck_assert_uint_eq(t.disk_n > 0, round == 2 || (round == 0 && !again));
+            ck_assert(!memcmp(got, want, sizeof want) && !memcmp(lg, lw, sizeof lw));
+            ck_assert_uint_eq(stats(e).hits, round == 2 || (round == 1 && section == CODES) || (round == 0 && !again));
+            ck_assert_uint_eq(stats(e).misses[ENG_MISS_CHECKSUM], round < 2);
+            eng_stats_get(e, &st);
+            ck_assert_uint_eq(st.hits + st.misses, round == 2 ? 1 : (uint64_t)round + 1);
+            ck_assert_uint_eq(st.misses, round < 2 && section == KV);
+            rest(e);
+            if (round == 1) {
+                eng_close(e);
+                e = open_disk(BIG, BIG);
+            }
+        }
+        eng_stats_get(e, &st);
+        ck_assert_uint_eq(st.index_pending, 0);
+        eng_close(e);
+    }
+    eng_close(cold);
 }
 END_TEST
 
@@ -532,6 +608,7 @@ static void add_tests(TCase *c)
     tcase_add_test(c, conversations_go_on);
     tcase_add_test(c, small_budgets);
     tcase_add_test(c, half_in_memory);
+    tcase_add_test(c, damaged_while_read);
     tcase_add_test(c, where_prefixes_stop);
     tcase_add_test(c, histories_merge);
     tcase_add_test(c, branches_stay);

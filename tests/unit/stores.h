@@ -111,6 +111,17 @@ static inline eng_miss t_store_find(t_store *t, uint64_t tenant, const int32_t *
     return eng_store_find(t->store, &p, have, ret, &stop);
 }
 
+/* A reference to a segment as a whole. */
+static inline eng_miss t_store_load(t_store *t, const eng_segment_id *id, const eng_segment_reader *reader, eng_segment *parent, eng_segment **ret)
+{
+    eng_store_load *l;
+    bool rows;
+    eng_miss why = eng_store_load_begin(t->store, id, reader, parent, &l, ret);
+    if (!why && (why = eng_store_load_end(t->store, l, &rows)))
+        eng_segment_unref(*ret);
+    return why;
+}
+
 /* Length of what was found and could be read of ids[0, n); the rows are checked. */
 static inline uint32_t t_store_read(t_store *t, const int32_t *ids, uint32_t n, bool exact_only)
 {
@@ -123,7 +134,7 @@ static inline uint32_t t_store_read(t_store *t, const int32_t *ids, uint32_t n, 
     uint32_t end = 0;
     for (uint32_t i = 0; i < c.n; i++) {
         eng_segment *s;
-        if (eng_store_load(t->store, &c.links[i].id, &reader, parent, &s))
+        if (t_store_load(t, &c.links[i].id, &reader, parent, &s))
             break;
         ck_assert(!exact_only || s->exact);
         ck_assert_uint_eq(s->start, c.links[i].start);

@@ -64,7 +64,7 @@ START_TEST(survives_a_restart)
         ck_assert_int_eq(t_store_find(&t, 0, a, 700, false, 0, &c), ENG_MISS_SHORT);                           /* a small part of a file */
         ck_assert_int_eq(t_store_find(&t, 0, a, N, false, 0, &c), ENG_MISS_NONE);
         ck_assert_uint_eq(c.n, 1);
-        ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
+        ck_assert_int_eq(t_store_load(&t, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
         ck_assert(eng_segment_coded(s));
         ck_assert_uint_eq(s->index_bytes, index_bytes);
         eng_segment_unref(s);
@@ -120,7 +120,7 @@ START_TEST(written_again)
             eng_segment *back;
             eng_segment_reader reader = {.pool = t.pool};
             ck_assert_int_eq(t_store_find(&t, 0, ids, N, true, 0, &c), ENG_MISS_NONE);
-            ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &back), ENG_MISS_NONE);
+            ck_assert_int_eq(t_store_load(&t, &c.links[0].id, &reader, NULL, &back), ENG_MISS_NONE);
             ck_assert(same_as_built(back, more, round != 1));
             eng_segment_unref(back);
             free(c.links);
@@ -185,7 +185,7 @@ START_TEST(tenants)
         eng_segment *s;
         ck_assert_int_eq(t_store_find(&t, two->tenant, ids, 600, false, 0, &c), ENG_MISS_NONE);
         ck_assert(c.n == 2 && c.length == 600);
-        ck_assert_int_eq(eng_store_load(t.store, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
+        ck_assert_int_eq(t_store_load(&t, &c.links[0].id, &reader, NULL, &s), ENG_MISS_NONE);
         ck_assert(s->tenant == two->tenant);
         eng_segment_unref(s);
         free(c.links);
@@ -299,7 +299,7 @@ START_TEST(mapped)
     atomic_ullong blocks = 0;
     eng_segment_reader reader = {.pool = t.pool, .map = true, .heartbeat = &blocks};
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m[i]), ENG_MISS_NONE);
+        ck_assert_int_eq(t_store_load(&t, &s->id, &reader, NULL, &m[i]), ENG_MISS_NONE);
         ck_assert_uint_eq(atomic_load(&blocks), 1); /* checked the first time only */
         ck_assert(m[i]->map && !eng_mapping_failed(m[i]->map));
         eng_view v = {0};
@@ -316,7 +316,7 @@ START_TEST(mapped)
         sum += ((const volatile uint8_t *)m[0]->kv)[i];
     ck_assert_uint_gt(sum, 0); /* what is left of it */
     ck_assert(eng_mapping_failed(m[0]->map));
-    ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m[1]), ENG_MISS_SIZE);
+    ck_assert_int_eq(t_store_load(&t, &s->id, &reader, NULL, &m[1]), ENG_MISS_SIZE);
     eng_segment_unref(m[0]);
     eng_segment_unref(s);
     free(ids);
@@ -339,7 +339,7 @@ START_TEST(mapped_again)
     save(&t, s);
     eng_store_flush(t.store);
     eng_segment_reader reader = {.pool = t.pool, .map = true};
-    ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m), ENG_MISS_NONE);
+    ck_assert_int_eq(t_store_load(&t, &s->id, &reader, NULL, &m), ENG_MISS_NONE);
     eng_segment_unref(m);
     t_store_path(&t, &s->id, file, sizeof file);
     int fd = open(file, O_RDWR);
@@ -353,7 +353,7 @@ START_TEST(mapped_again)
             break;
     } while (true);
     close(fd);
-    ck_assert_int_eq(eng_store_load(t.store, &s->id, &reader, NULL, &m), ENG_MISS_CHECKSUM);
+    ck_assert_int_eq(t_store_load(&t, &s->id, &reader, NULL, &m), ENG_MISS_CHECKSUM);
     eng_segment_unref(s);
     free(ids);
     t_store_done(&t);

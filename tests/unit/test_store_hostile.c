@@ -289,7 +289,7 @@ static eng_segment *load_one_with(t_store *t, const int32_t *tokens, uint32_t n,
     eng_segment *s;
     ck_assert_int_eq(t_store_find(t, 0, tokens, n, true, 0, &c), ENG_MISS_NONE);
     ck_assert_uint_eq(c.n, 1);
-    eng_miss why = eng_store_load(t->store, &c.links[0].id, reader, NULL, &s);
+    eng_miss why = t_store_load(t, &c.links[0].id, reader, NULL, &s);
     ck_assert_msg(!why, "%s", eng_miss_name(why));
     free(c.links);
     return s;
@@ -416,6 +416,44 @@ START_TEST(hostile_parts)
 }
 END_TEST
 
+/* What is read behind the caller's back: damaged rows are never waited for in vain, and damage beside them leaves them what they are. */
+START_TEST(rows_before_indexes)
+{
+    enum { KV = 1, ROWS = 18, SECTIONS = 23, GOLDEN = 200 };
+    size_t n;
+    char *bytes = t_read(t_path("golden/segments/v3.seg"), &n);
+    int32_t want[GOLDEN];
+    for (int32_t i = 0; i < GOLDEN; i++)
+        want[i] = i * 37 % 1000;
+    for (uint32_t section = KV; section < SECTIONS; section++) {
+        t_store t = store_with(bytes, n);
+        eng_store_chain c = {0};
+        eng_store_load *l;
+        eng_segment *s;
+        uint64_t at;
+        bool rows;
+        char *bad = malloc(n);
+        memcpy(bad, bytes, n);
+        memcpy(&at, bad + TABLE + 32 * section + 8, 8);
+        bad[at + 3] ^= 16;
+        put(bad, n);
+        eng_segment_reader reader = {.pool = t.pool};
+        ck_assert_int_eq(t_store_find(&t, 0, want, GOLDEN, true, 0, &c), ENG_MISS_NONE);
+        ck_assert_int_eq(eng_store_load_begin(t.store, &c.links[0].id, &reader, NULL, &l, &s), ENG_MISS_NONE);
+        ck_assert_int_eq(eng_segment_load_await(s->load, s->shape->n_layer), section != KV);
+        ck_assert_int_eq(eng_store_load_end(t.store, l, &rows), ENG_MISS_CHECKSUM);
+        ck_assert(rows == (section != KV) && !s->load);
+        if (section > KV && section < ROWS)
+            ck_assert(!eng_segment_has(s, (idx_index **[]){s->codes, s->cluster, s->ivf, s->index}[(section - KV - 1) / 4]));
+        eng_segment_unref(s);
+        free(c.links);
+        free(bad);
+        t_store_done(&t);
+    }
+    free(bytes);
+}
+END_TEST
+
 /* What a reader does not want is not there; nor is what was built for a layer that slides by now, or, of a kind, is not there for all that retrieve. */
 START_TEST(parts_of_a_file)
 {
@@ -506,6 +544,7 @@ int main(void)
     tcase_add_test(c, not_such_a_file);
     tcase_add_test(c, other_models);
     tcase_add_loop_test(c, golden_file, 0, 3);
+    tcase_add_test(c, rows_before_indexes);
     tcase_add_test(c, hostile_parts);
     tcase_add_test(c, parts_of_a_file);
     suite_add_tcase(s, c);
