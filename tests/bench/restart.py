@@ -28,14 +28,14 @@ def line(what, values, unit="ms", digits=0):
 
 
 def table(n, rounds):
-    """Of each part its own median, so that the parts need not add up."""
+    """Of each part its own median, so that the parts need not add up. A file is read while the new tokens are computed, its codes last, for which the first token does not wait."""
     what = "the new token" if n == 1 else f"the {n} new tokens"
     for cold in ("", "cold_"):
         read, prompt, first, plain = ([r[f"{cold}{k}_ms"] for r in rounds] for k in ("read", "prompt", "first", "plain"))
         line(f"{n} new, {'cold' if cold else 'page cache'}: first token", first)
-        line("  of it reading", read)
-        line(f"  of it {what}", prompt)
-        line("  of it the rest", [f - r - p for f, r, p in zip(first, read, prompt, strict=True)], digits=1)
+        line(f"  of it {what}, with what it waits for", prompt)
+        line("  of it the rest", [f - p for f, p in zip(first, prompt, strict=True)], digits=1)
+        line("  reading all of the file, beside it", read)
         line("  without a decode step", [f - r[f"{cold}step_ms"] for f, r in zip(first, rounds, strict=True)])
         line(f"  a plain reading, {rounds[0]['bytes'] / 1e6:.0f} MB", plain)
         line("  reading / plain reading", [a / b for a, b in zip(read, plain, strict=True)], "", 2)

@@ -159,7 +159,7 @@ def touch_memory(size):
 
 def restarted(command, ids, n_kept, news, times=1):
     """A context of n_kept tokens that another daemon left on disk, in a folder like new each time. {n: a dict of each of `times` rounds} for prompts that go on from it by n of
-    `news` tokens, which are the first a daemon is asked for. Warm, the files in the page cache: milliseconds to the first token, of these for reading and for the new tokens, of a decode step. Cold:
+    `news` tokens, which are the first a daemon is asked for. Warm, the files in the page cache: milliseconds to the first token, of these for the new tokens and what they wait for, of reading beside that, of a decode step. Cold:
     the same, with the files' bytes and the seconds that a plain reading of them took a moment before."""
     rounds = {n: [] for n in news}
     with tempfile.TemporaryDirectory(prefix="retrievald-bench-") as place:
