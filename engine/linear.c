@@ -343,6 +343,8 @@ static void multiply(const product *p, const scratch *s, const part *b, const pa
         l->k->gemm_i16(c, ENG_NR, (const void *)in, p->slice / 32, s->panel, tokens, b->rows, b->n, b->from > 0);
     } else if (p->form == BF16) {
         l->k->pack_bf16(s->panel, w->type, data, w->row_bytes, b->rows, b->n, s->tmp);
+        if (next)
+            prefetch_part(next);
         l->k->gemm_bf16(c, ENG_NR, (const void *)in, p->slice, s->panel, tokens, b->rows, b->n, b->from > 0);
     } else {
         l->k->pack_f32(s->panel, w->type, data, w->row_bytes, b->rows, b->n, s->tmp);
