@@ -19,7 +19,7 @@ static bool seal(idx_builder *b);
 static const idx_phase phases[] = {
     {idx_codes_mean, .02f}, {encode, .1f}, {idx_knn_search, .5f}, {idx_knn_invert, .02f}, {idx_link, .16f}, {seal, 0}, {idx_tune_truth, .1f}, {idx_tune, .1f},
 };
-enum { N_PHASES = sizeof phases / sizeof phases[0], PIECE_NODES = 16 };
+enum { N_PHASES = sizeof phases / sizeof phases[0], PIECE_NODES = 16, SEARCH_ROWS = 16 * IDX_TILE };
 
 static const float most_spread = 1e15f; /* squares stay numbers */
 
@@ -49,6 +49,28 @@ int idx_build_scratch(idx_builder *b)
         return -ENOMEM;
     memset(b->rows, 0, (size_t)IDX_BLOCK * b->dim_pad * 4);
     return 0;
+}
+
+bool idx_build_search(idx_builder *b, idx_scratch *s, const idx_query *q, idx_hits **ret)
+{
+    uint32_t span = q->hi - q->lo, keep = q->budget.top_k < span ? q->budget.top_k : span, left = span - b->sub, rows = left < SEARCH_ROWS ? left : SEARCH_ROWS;
+    if (!b->sub) {
+        idx_pad_queries(s->q, q->q, q->group, b->keys.dim);
+        for (uint32_t h = 0; h < q->group; h++)
+            idx_top_reset(&s->tops[h], keep, INFINITY, -INFINITY);
+    }
+    uint32_t from = q->lo + b->sub;
+    idx_scan(b->k, &b->keys, s->q, q->group, q->scale, from, from + rows, s->tops, s->rows, s->scores, s->tmp);
+    b->sub += rows;
+    if (rows < left)
+        return false;
+    b->sub = 0;
+    for (uint32_t h = 0; h < q->group; h++) {
+        idx_top_finish(b->k, &s->tops[h], s->tmp);
+        s->hits[h] = (idx_hits){.ids = s->tops[h].ids, .scores = s->tops[h].scores, .n = s->tops[h].n};
+    }
+    *ret = s->hits;
+    return true;
 }
 
 static int graph_memory(idx_builder *b)
@@ -91,7 +113,7 @@ void idx_builder_free(idx_builder *b)
 {
     if (!b)
         return;
-    void *parts[] = {b->gram,  b->mean, b->basis,     b->space,     b->half, b->hits.ids, b->hits.count, b->queries.first, b->queries.ids,
+    void *parts[] = {b->gram,  b->mean, b->basis,     b->space,     b->hits.ids, b->hits.count, b->queries.first, b->queries.ids,
                      b->count, b->met,  b->met_count, b->tune_hits, b->tune, b->q,    b->rows,     b->scores,     b->tmp};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
@@ -114,11 +136,11 @@ static int arena_new(idx_builder *b)
         free(ix);
         return -ENOMEM;
     }
-    memset(arena, 0, bytes);
+    idx_graph_layout(n, dim, b->n_tune ? b->train.group : 0, 0, at);
+    memset(arena, 0, at[5]); /* scales and codes come next, whole blocks; links when all is known */
     idx_header h = {.magic = IDX_MAGIC, .version = IDX_VERSION, .kind = IDX_GRAPH, .n = n, .dim = dim, .max_degree = b->params.degree, .n_margins = b->n_tune ? b->train.group : 0, .bytes = bytes};
     memcpy(arena, &h, sizeof h);
     idx_index_bind(ix, arena, bytes);
-    idx_graph_layout(n, dim, h.n_margins, 0, at);
     memcpy(arena + at[0], idx_codes_mean_of(b), (size_t)b->dim_pad * 4);
     memcpy(arena + at[0] + (size_t)b->dim_pad * 4, idx_codes_unit_of(b), (size_t)b->dim_pad * 4);
     b->result = ix;
@@ -203,6 +225,8 @@ static bool seal(idx_builder *b)
     idx_header *h = (idx_header *)(void *)ix->arena;
     h->n_links = ix->first[ix->code.n_blocks];
     h->bytes = ix->bytes = idx_graph_layout(h->n, h->dim, h->n_margins, h->n_links, at);
+    size_t end = at[8] + (size_t)h->n_links * sizeof *ix->links;
+    memset(ix->arena + end, 0, ix->bytes - end);
     return true;
 }
 

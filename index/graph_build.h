@@ -39,11 +39,10 @@ struct idx_builder {
     uint64_t at;
     uint32_t sub;
 
-    /* graph_space.c: the space links are chosen in */
+    /* graph_space.c: the space keys are clustered in */
     double *gram, *mean; /* [dim][dim], [dim] */
     float *basis;        /* [dim][dim_pad] */
-    float *space;        /* [n + 16][dim_pad] */
-    float *half;         /* [n]: half the squared norm of each row of space */
+    float *space;        /* [n][dim_pad] */
 
     /* graph_knn.c */
     idx_lists hits;       /* per training query: the nodes that hold its best `knn` keys */
@@ -87,6 +86,8 @@ void idx_lists_build_free(struct idx_lists_build *l);
 
 /* graph_build.c: q, rows, scores, tmp for the builder's keys and training queries. */
 int idx_build_scratch(idx_builder *b);
+/* The exact hits of a query without beta, as idx_search() has them, some thousand keys a step: true once they are there. sub: keys of [lo, hi) scanned; s is for this search alone until then. */
+bool idx_build_search(idx_builder *b, idx_scratch *s, const idx_query *q, idx_hits **ret);
 bool idx_train_fits(const idx_queries *train);
 
 /* graph_space.c */

@@ -1,10 +1,8 @@
-/* The space in which links are chosen.
+/* The space in which the keys of lists are clustered.
  *
- * Distances between keys decide which links are redundant. Keys k, k' matter alike to queries q when q.k and q.k' are close, that is when
- * (k - k')' E[q q'] (k - k') is small. With E[q q'] = L L' (Cholesky) this is the Euclidean distance of L'k and L'k': keys are mapped by
- * L' once, and the rest of the build works with ordinary distances there. It is a metric, so unlike the inner product that RoarGraph uses
- * it does not drift to keys of large norm when a key is searched for itself; directions that no query looks at shrink. Without training
- * queries it is the plain Euclidean distance. */
+ * Keys k, k' matter alike to queries q when q.k and q.k' are close, that is when (k - k')' E[q q'] (k - k') is small. With E[q q'] = L L'
+ * (Cholesky) this is the Euclidean distance of L'k and L'k': keys are mapped by L' once, and the rest of the build works with ordinary
+ * distances there. Directions that no query looks at shrink. Without training queries it is the plain Euclidean distance. */
 #include "graph_build.h"
 
 #include <errno.h>
@@ -20,12 +18,10 @@ int idx_space_new(idx_builder *b)
     b->gram = calloc(dim * dim, sizeof *b->gram);
     b->mean = calloc(dim, sizeof *b->mean);
     b->basis = idx_alloc(dim * b->dim_pad, sizeof *b->basis);
-    b->space = idx_alloc((n + IDX_BLOCK) * b->dim_pad, sizeof *b->space);
-    b->half = idx_alloc(n + IDX_BLOCK, sizeof *b->half);
-    if (!b->gram || !b->mean || !b->basis || !b->space || !b->half)
+    b->space = idx_alloc(n * b->dim_pad, sizeof *b->space);
+    if (!b->gram || !b->mean || !b->basis || !b->space)
         return -ENOMEM;
     memset(b->basis, 0, dim * b->dim_pad * sizeof *b->basis);
-    memset(b->space, 0, (n + IDX_BLOCK) * b->dim_pad * sizeof *b->space);
     return 0;
 }
 
@@ -118,13 +114,8 @@ bool idx_space_rows(idx_builder *b)
         for (uint32_t i = 0; i < block; i++)
             b->space[(size_t)(first + i) * b->dim_pad + j] = out[i];
     }
-    for (uint32_t i = 0; i < block; i++) {
-        const float *v = b->space + (size_t)(first + i) * b->dim_pad;
-        float sum = 0;
-        for (uint32_t j = 0; j < dim; j++)
-            sum += v[j] * v[j];
-        b->half[first + i] = sum / 2;
-    }
+    for (uint32_t i = 0; i < block; i++)
+        memset(b->space + (size_t)(first + i) * b->dim_pad + dim, 0, (b->dim_pad - dim) * sizeof *b->space);
     b->at += block;
     return b->at == n;
 }

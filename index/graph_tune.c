@@ -44,8 +44,8 @@ bool idx_tune_owns(const idx_builder *b, uint32_t position, uint32_t *ret)
     return true;
 }
 
-/* Searches for the queries of held-out position `number`, in ix or, NULL, exactly. */
-static idx_hits *search(idx_builder *b, uint32_t number, const idx_index *ix)
+/* What to search for at held-out position `number`; the queries go to b->q. */
+static idx_query query_of(idx_builder *b, uint32_t number)
 {
     uint32_t group = b->train.group, dim = b->keys.dim;
     size_t position = b->train.m - 1 - (size_t)number * tune_step(b);
@@ -55,17 +55,21 @@ static idx_hits *search(idx_builder *b, uint32_t number, const idx_index *ix)
         memmove(b->q + (size_t)h * dim, b->q + (size_t)h * b->dim_pad, (size_t)dim * sizeof *b->q);
     idx_query q = {.q = b->q, .group = group, .scale = 1, .budget = {.top_k = TUNE_K}};
     idx_train_range(b, (uint32_t)position, &q.lo, &q.hi);
-    idx_hits *hits;
-    return idx_search(ix, &b->keys, &q, b->scratch, &hits, NULL) < 0 ? NULL : hits;
+    return q;
 }
 
+/* at: next position; sub: keys searched of it. */
 bool idx_tune_truth(idx_builder *b)
 {
     if (b->at == b->n_tune)
         return true;
-    uint32_t number = (uint32_t)b->at++;
-    idx_hits *found = search(b, number, NULL);
-    for (uint32_t h = 0; h < b->train.group && found; h++) {
+    uint32_t number = (uint32_t)b->at;
+    idx_query q = query_of(b, number);
+    idx_hits *found;
+    if (!idx_build_search(b, b->scratch, &q, &found))
+        return false;
+    b->at++;
+    for (uint32_t h = 0; h < b->train.group; h++) {
         uint32_t *hits = b->tune_hits + ((size_t)number * b->train.group + h) * (1 + TUNE_K);
         hits[0] = found[h].n;
         idx_select(found[h].ids, found[h].scores, found[h].n, TUNE_BEST);
@@ -82,8 +86,11 @@ static int rising(const void *a, const void *b)
 
 static void try_position(idx_builder *b, uint32_t number)
 {
-    idx_hits *found = search(b, number, b->result);
-    for (uint32_t h = 0; h < b->train.group && found; h++) {
+    idx_query q = query_of(b, number);
+    idx_hits *found;
+    if (idx_search(b->result, &b->keys, &q, b->scratch, &found, NULL) < 0)
+        return;
+    for (uint32_t h = 0; h < b->train.group; h++) {
         const uint32_t *hits = b->tune_hits + ((size_t)number * b->train.group + h) * (1 + TUNE_K);
         qsort(found[h].ids, found[h].n, sizeof *found[h].ids, rising);
         for (uint32_t i = 0; i < hits[0]; i++) {

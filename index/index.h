@@ -82,7 +82,7 @@ int idx_builder_new_lists(idx_kind kind, const idx_rows *keys, const idx_rows *v
 void idx_builder_rows(idx_builder *b, uint32_t rows);
 uint32_t idx_builder_needs(const idx_builder *b);
 
-/* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked at least every millisecond or so; 0 = no limit).
+/* Goes on building until done or until CLOCK_MONOTONIC passes deadline_ns (checked every millisecond or so, but for a few steps of some 10 ms at 256K keys; 0 = no limit).
  * 2: rows are missing, 1: call again, 0: done, < 0: failed. The result does not depend on how the work was cut, nor on when rows came. */
 int idx_builder_step(idx_builder *b, uint64_t deadline_ns);
 float idx_builder_progress(const idx_builder *b); /* share of the work done so far, 0..1 */

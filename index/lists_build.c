@@ -208,7 +208,7 @@ static void set_margin(idx_builder *b)
     ((idx_header *)(void *)b->result->arena)->margin = margin;
 }
 
-/* at: next position. */
+/* at: next position; sub: keys searched of it. */
 static bool tune(idx_builder *b)
 {
     struct idx_lists_build *l = b->lists;
@@ -217,7 +217,7 @@ static bool tune(idx_builder *b)
         set_margin(b);
         return true;
     }
-    size_t position = b->train.m - 1 - (size_t)b->at++ * (b->train.m / 2 / l->n_tune);
+    size_t position = b->train.m - 1 - (size_t)b->at * (b->train.m / 2 / l->n_tune);
     idx_rows rows = {b->train.q + position * group * dim, (size_t)dim * 2, group, dim, IDX_F16};
     b->k->widen(b->q, &rows, NULL, 0, group);
     for (uint32_t h = 1; h < group; h++)
@@ -225,8 +225,9 @@ static bool tune(idx_builder *b)
     idx_query q = {.q = b->q, .group = group, .scale = 1, .budget = {.top_k = GOOD}};
     q.hi = b->train.pos[position] >= n ? n : b->train.pos[position] + 1;
     idx_hits *hits;
-    if (idx_search(NULL, &b->keys, &q, l->scratch, &hits, NULL) < 0)
+    if (!idx_build_search(b, l->scratch, &q, &hits))
         return false;
+    b->at++;
     idx_code_queries(b->result, &q, l->scratch);
     idx_lists_score(b->result, 0, b->result->header->n_clusters, group, 1, l->scratch);
     for (uint32_t h = 0; h < group; h++) {
