@@ -1,13 +1,16 @@
-/* What index builds leave beside keys and values: how much memory that is, and the queries that stay for a segment that this one is merged into. */
+/* What index builds leave beside keys and values: how much memory that is, and the queries that stay for a segment that this one is merged into. And how soon builds stop when asked to. */
 #include "index_work.h"
 #include "memory.h"
 #include "quant.h"
 #include "support.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { N = 16384, LAYERS = 2, SAMPLED = 8192 };
 
@@ -252,6 +255,66 @@ START_TEST(while_it_is_filled)
 }
 END_TEST
 
+static double process_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+typedef struct {
+    atomic_bool stop;
+    double after_ms, at_ms; /* of CPU time */
+} stopper;
+
+static void *stop_later(void *arg)
+{
+    stopper *s = arg;
+    double until = process_ms() + s->after_ms;
+    while (process_ms() < until)
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    s->at_ms = process_ms();
+    atomic_store(&s->stop, true);
+    return NULL;
+}
+
+/* Whoever waits for the engine gets it within 50 ms, at whatever point of a long build of every kind, and what was begun goes on afterwards. In CPU time, so that other programs don't count. */
+START_TEST(stops_soon)
+{
+    enum { LONG = 1 << 17, D = 128 };
+    static const unsigned kinds[] = {0, ENG_WANT_CLUSTER, ENG_WANT_IVF, ENG_WANT_GRAPH};
+    eng_kv_shape shape = {LAYERS, 1, 4, D, ENG_KV_F16, ENG_KV_F16, 2 * D, 2 * D, window};
+    eng_segment *s = sealed(&shape, LONG, kinds[_i]);
+    eng_pool *pool;
+    eng_index_work *w;
+    ck_assert_int_eq(eng_pool_new(1, &pool), 0);
+    ck_assert_int_eq(eng_index_work_new(pool, &w), 0);
+    ck_assert_int_eq(eng_index_work_add(w, s), 0);
+    double longest = 0;
+    int stops = 0;
+    for (int more = 1; more; stops++) {
+        stopper x = {.after_ms = 1 + stops % 7 * 5};
+        pthread_t thread;
+        ck_assert_int_eq(pthread_create(&thread, NULL, stop_later, &x), 0);
+        more = eng_index_work_run(w, UINT64_MAX, &x.stop);
+        double returned = process_ms();
+        while (!atomic_load(&x.stop)) { /* all is done: the other thread waits for this one to spend its time */
+        }
+        pthread_join(thread, NULL);
+        if (more)
+            longest = fmax(longest, returned - x.at_ms);
+    }
+    printf("wants %u: stopped %d times, after %.1f ms at the most\n", kinds[_i], stops - 1, longest);
+    ck_assert_int_gt(stops, 3);
+    ck_assert_double_lt(longest, 50);
+    ck_assert_uint_eq(eng_index_work_pending(w), 0);
+    ck_assert(eng_segment_coded(s));
+    eng_index_work_free(w);
+    eng_pool_free(pool);
+    eng_segment_unref(s);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("index work");
@@ -261,6 +324,7 @@ int main(void)
     tcase_add_test(c, odd_queries);
     tcase_add_test(c, threads_change_nothing);
     tcase_add_loop_test(c, while_it_is_filled, 0, 3);
+    tcase_add_loop_test(c, stops_soon, 0, 4);
     suite_add_tcase(s, c);
     return t_run(s);
 }
