@@ -55,8 +55,12 @@ START_TEST(each_row_counts_once)
         _Float16 *k = random_rows((size_t)n * dim, 1), *v = random_rows((size_t)n * dim, 1);
         head x = head_new(kind, k, v, n, dim);
         float q[MAX_GROUP * 24] = {0};
-        for (int round = 0; round < 8; round++) {
+        for (int round = 0; round < 10; round++) {
             uint32_t lo = round ? (uint32_t)(t_u64(&rng) % n) : 0, hi = round ? lo + 1 + (uint32_t)(t_u64(&rng) % (n - lo)) : n;
+            if (round > 7) { /* the first row alone, the last one alone */
+                lo = round == 8 ? 0 : n - 1;
+                hi = lo + 1;
+            }
             float floor[MAX_GROUP] = {0};
             idx_query query = {.q = q,
                                .floor = round % 2 ? floor : NULL,

@@ -217,6 +217,23 @@ static double check_searches(const idx_index *ix, const idx_rows *rows, int roun
     return recall;
 }
 
+/* Whatever is asked for, no node is out of reach: with a budget of all keys but one, all but the worst are found, in a range, too. */
+static void check_reach(const idx_index *ix, const idx_rows *rows)
+{
+    idx_scratch *s, *s_flat;
+    float q[GROUP * DIM];
+    ck_assert_int_eq(idx_scratch_new(rows->n, DIM, GROUP, rows->n, &s), 0);
+    ck_assert_int_eq(idx_scratch_new(rows->n, DIM, GROUP, rows->n, &s_flat), 0);
+    for (int i = 0; i < 4; i++) {
+        random_query(q);
+        idx_query query = {.q = q, .group = GROUP, .lo = i % 2 ? 37 : 0, .hi = i % 2 ? rows->n - 21 : rows->n, .scale = 0.2f};
+        query.budget.top_k = query.hi - query.lo - 1;
+        ck_assert_double_eq(check_search(ix, rows, &query, s, s_flat), 1);
+    }
+    idx_scratch_free(s);
+    idx_scratch_free(s_flat);
+}
+
 START_TEST(test_search)
 {
     rng = t_seed(10);
@@ -226,6 +243,7 @@ START_TEST(test_search)
         idx_index *ix = build(&p, 0, NULL);
         double recall = check_searches(ix, &p.rows, 60);
         ck_assert_msg(recall > 0.9, "recall %.3f", recall);
+        check_reach(ix, &p.rows);
         idx_free(ix);
         problem_free(&p);
     }
