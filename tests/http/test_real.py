@@ -103,6 +103,14 @@ def test_retrieval_reads_fewer_keys(real):
         assert t["keys_attended"] < full["keys_attended"] / 4
         assert (t["n_flat"] > 0) == (mode == "flat") and t["estimated"] == 0
         assert t["retrieved"] == (32 if mode == "flat" else 0) and (t["probed"] > t["keys_held"] / 2) == (mode == "flat")
+    for sink, local in ((16, 64), (0, 1), (200, 7)):
+        t = chat(real, messages, max_tokens=4, attention={"mode": "streaming", "n_sink": sink, "n_local": local})["timings"]
+        assert t["keys_attended"] == sink + local
+    for top_k in (1, 50):  # beyond the window, which is what it is
+        t = chat(real, messages, max_tokens=4, attention={"mode": "flat", "top_k": top_k, "estimate": False, "n_sink": 10, "n_local": 30})["timings"]
+        assert t["retrieved"] == top_k and t["keys_attended"] == 40 + top_k
+    most = lambda k: chat(real, messages, max_tokens=4, attention={"mode": "flat", "beta": 1000, "k_max": k, "estimate": False, **window})["timings"]["retrieved"]
+    assert most(1) == 1 and most(70) == 70
     read = lambda **budget: chat(real, messages, max_tokens=2, attention={"mode": "flat", "estimate": False, **window, **budget})["timings"]["keys_attended"]
     assert read(budget="fast") < read(budget="default") < read(budget="precise")
     assert read(budget="fast", beta=9, k_max=2048) == read(budget="precise") and read(budget="default") == read()
