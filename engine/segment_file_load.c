@@ -112,15 +112,20 @@ static void note(eng_segment_load *l, uint32_t task, eng_miss why, const char *e
     pthread_mutex_unlock(&l->lock);
 }
 
-/* One reader: takes tasks in their order until none is left. An index that is damaged leaves the rows what they are. */
-static void *load_tasks(void *ctx)
+/* Takes tasks in their order until none is left. An index that is damaged leaves the rows what they are. */
+static void load_tasks(eng_segment_load *l)
 {
-    eng_segment_load *l = ctx;
     char err[sizeof l->rows.text] = "";
     uint32_t task;
-    eng_pool_unbind(l->reader.pool);
     while ((task = atomic_fetch_add(&l->next, 1)) < l->tasks && !atomic_load(task < l->kv_parts ? &l->rows_failed : &l->failed))
         note(l, task, load_task(l, task, err, sizeof err), err);
+}
+
+static void *reader_main(void *ctx)
+{
+    eng_segment_load *l = ctx;
+    eng_pool_unbind(l->reader.pool);
+    load_tasks(l);
     return NULL;
 }
 
@@ -234,7 +239,7 @@ static void start_readers(eng_segment_load *l)
     posix_fadvise(l->f->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     eng_direct_open(l->f->fd, l->f->head.bytes, &l->direct);
     l->readers = calloc(n, sizeof *l->readers);
-    while (l->readers && l->n_readers < n && !pthread_create(&l->readers[l->n_readers], NULL, load_tasks, l))
+    while (l->readers && l->n_readers < n && !pthread_create(&l->readers[l->n_readers], NULL, reader_main, l))
         l->n_readers++;
     if (!l->n_readers)
         load_tasks(l);
