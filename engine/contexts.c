@@ -312,12 +312,12 @@ static void without_files(eng_engine *e, const eng_view *v, const eng_segment *s
     }
 }
 
-int eng_disk_end_reading(eng_engine *e, const eng_view *v)
+eng_miss eng_disk_end_reading(eng_engine *e, const eng_view *v)
 {
     eng_disk *d = e->disk;
-    int r = 0;
+    eng_miss first = ENG_MISS_NONE;
     if (!d)
-        return 0;
+        return first;
     while (d->n_reads) {
         reading *at = &d->reads[--d->n_reads];
         bool rows, kept_file;
@@ -326,17 +326,17 @@ int eng_disk_end_reading(eng_engine *e, const eng_view *v)
         if (!rows || !kept_file)
             without_files(e, v, at->seg, rows);
         if (!rows)
-            r = -EBADMSG;
+            first = why;
         else if (!eng_segment_coded(at->seg))
             eng_index_work_add(e->index_work, at->seg); /* if that fails: its keys are read all the same */
         eng_segment_unref(at->seg);
         if (!d->n_reads)
             eng_cache_recount(e->cache);
     }
-    if (d->hit && r == 0)
+    if (d->hit && !first)
         eng_store_count_hit(d->store);
     d->hit = false;
-    return r;
+    return first;
 }
 
 void eng_disk_failed(eng_engine *e, const eng_segment *s)

@@ -77,10 +77,10 @@ void eng_disk_close(eng_engine *e);
 uint32_t eng_disk_find(eng_engine *e, const eng_prefix *p, uint32_t have, unsigned wants, const atomic_bool *cancel, eng_view *io_view, uint32_t *ret_read,
                        eng_prefix_stop *io_stop);
 
-/* What it found may still be being read: rows are there layer by layer (eng_segment_load_await), indexes and queries once this has waited for the rest. -EBADMSG: some rows cannot be
- * had; what needs them is kept no more, and a prompt is looked for anew. v: that prefix's. Before the session ends. */
+/* What it found may still be being read: rows are there layer by layer (eng_segment_load_await), indexes and queries once this has waited for the rest. Returns why some rows
+ * cannot be had, if so; what needs them is kept no more, and a prompt is looked for anew. v: that prefix's. Before the session ends. */
 bool eng_disk_reading(const eng_engine *e);
-int eng_disk_end_reading(eng_engine *e, const eng_view *v);
+eng_miss eng_disk_end_reading(eng_engine *e, const eng_view *v);
 
 /* Merges the small segments at the end of one context (context_merge.c), unless a session runs. 1: it did, there may be more; 0: nothing to do. */
 int eng_merge_turn(eng_engine *e, const atomic_bool *stop);

@@ -183,7 +183,6 @@ static int find_prefix(eng_session *s)
     s->n = s->n_cached = (uint32_t)found;
     s->sought = true;
     eng_trace_end(begin, "find prefix", "tokens", found);
-    report_stop(s);
     return 0;
 }
 
@@ -196,6 +195,7 @@ static void count_prefix(eng_session *s)
     s->sought = false;
     atomic_fetch_add(s->n_cached ? &c->hits : &c->misses, 1);
     atomic_fetch_add(&c->stops[s->stop.why], 1);
+    report_stop(s);
 }
 
 int eng_session_open(eng_engine *e, const eng_request *req, eng_session **ret, char *err, size_t errlen)
@@ -300,13 +300,16 @@ static int start_over(eng_session *s)
 {
     eng_engine *e = s->e;
     eng_index_work_drop(e->index_work);
-    eng_disk_end_reading(e, &s->view);
+    eng_miss why = eng_disk_end_reading(e, &s->view);
     eng_view_done(&s->view);
     s->filling = s->delta = NULL;
     s->sampling = (eng_query_sampling){0};
     s->n_read = 0;
     int r = find_prefix(s);
-    return r < 0 ? r : add_segments(s);
+    if (r < 0)
+        return r;
+    s->stop = (eng_prefix_stop){s->n_cached, why};
+    return add_segments(s);
 }
 
 /* What a GPU's prefill leaves time for. */
@@ -414,8 +417,8 @@ static int step(eng_session *s)
 {
     eng_engine *e = s->e;
     int r = 0;
-    if (!s->is_set_up && (r = eng_disk_end_reading(e, &s->view)) == 0)
-        r = set_up(s);
+    if (!s->is_set_up)
+        r = eng_disk_end_reading(e, &s->view) ? -EBADMSG : set_up(s);
     if (r == 0 && s->delta->n == s->delta->cap)
         r = seal_run(s);
     if (r < 0)
@@ -605,7 +608,7 @@ void eng_session_close(eng_session *s)
     if (!s)
         return;
     eng_engine *e = s->e;
-    if (eng_disk_end_reading(e, &s->view) < 0)
+    if (eng_disk_end_reading(e, &s->view))
         s->keep = false; /* it stands behind rows that are not there */
     count_prefix(s);
     if (s->keep && s->filling && s->filling->n < s->filling->cap)

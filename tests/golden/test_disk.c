@@ -261,6 +261,7 @@ START_TEST(damaged_while_read)
     int32_t ids[N + 600], want[OUT], got[OUT];
     float lw[VOCAB], lg[VOCAB];
     eng_stats st;
+    uint64_t stops[ENG_MISS_COUNT];
     eng_engine *cold = open_tiny(0, 1, false);
     t_rng r = t_seed(41);
     random_ids(cold, &r, ids, N + 600);
@@ -284,6 +285,8 @@ START_TEST(damaged_while_read)
             eng_stats_get(e, &st);
             ck_assert_uint_eq(st.hits + st.misses, round == 2 ? 1 : (uint64_t)round + 1);
             ck_assert_uint_eq(st.misses, round < 2 && section == KV);
+            eng_prefix_stops(e, stops);
+            ck_assert_uint_eq(stops[ENG_MISS_CHECKSUM], round < 2 && section == KV);
             rest(e);
             if (round == 1) {
                 eng_close(e);
