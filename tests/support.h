@@ -6,6 +6,7 @@
 #include <check.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 /* Path below tests/ (static buffer, 4 at a time). */
 const char *t_path(const char *relative);
@@ -38,5 +39,13 @@ float t_normal(t_rng *r);
 
 /* Runs a Check suite and returns main's exit status; prints one line with the counts. No forking (sanitizers, gdb). */
 int t_run(Suite *s);
+
+/* Milliseconds of CPU time that a thread or the process has had. */
+static inline double t_cpu_ms(clockid_t of)
+{
+    struct timespec t;
+    clock_gettime(of, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
 
 #endif

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { N = 1 << 18, MAX_DIM = 128, MAX_GROUP = 7, TRAIN = 520 }; /* enough positions for margins to be measured */
 enum { CODES, FOUR_BITS, CLUSTER, IVF, GRAPH, KINDS };
@@ -23,13 +22,6 @@ static const double most_ms = 200; /* several times as slow */
 #else
 static const double most_ms = 50;
 #endif
-
-static double cpu_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 /* Clumps along the text, with some noise; values are read from other rows of the same. */
 static _Float16 *rows_new(uint32_t n, uint32_t dim, uint32_t clump)
@@ -55,19 +47,19 @@ static bool build(int kind, const idx_rows *keys, const idx_queries *train, cons
     idx_graph_params params = idx_graph_params_default();
     idx_builder *b;
     idx_index *ix;
-    double start = cpu_ms(), begun, longest = 0, at_longest = 0;
+    double start = t_cpu_ms(CLOCK_THREAD_CPUTIME_ID), begun, longest = 0, at_longest = 0;
     ck_assert_int_eq(kind == GRAPH                          ? idx_builder_new(keys, train, &params, &b)
                      : kind == CODES || kind == FOUR_BITS ? idx_builder_new_codes(keys, keys, power, kind == CODES ? 8 : 4, NULL, &b)
                                                             : idx_builder_new_lists(kind == IVF ? IDX_IVF : IDX_CLUSTER, keys, keys, train, &b),
                      0);
-    begun = cpu_ms() - start;
+    begun = t_cpu_ms(CLOCK_THREAD_CPUTIME_ID) - start;
     float progress = 0;
     bool rises = true;
     int r;
     do {
-        start = cpu_ms();
+        start = t_cpu_ms(CLOCK_THREAD_CPUTIME_ID);
         r = idx_builder_step(b, 1); /* a deadline long past */
-        double ms = cpu_ms() - start;
+        double ms = t_cpu_ms(CLOCK_THREAD_CPUTIME_ID) - start;
         float now = idx_builder_progress(b);
         rises = rises && now >= progress && now <= 1;
         progress = now;
@@ -79,9 +71,9 @@ static bool build(int kind, const idx_rows *keys, const idx_queries *train, cons
     ck_assert_int_eq(r, 0);
     ck_assert(rises && progress > .98f);
     ck_assert_int_eq(idx_builder_finish(b, &ix), 0);
-    start = cpu_ms();
+    start = t_cpu_ms(CLOCK_THREAD_CPUTIME_ID);
     idx_builder_free(b);
-    double freed = cpu_ms() - start;
+    double freed = t_cpu_ms(CLOCK_THREAD_CPUTIME_ID) - start;
     printf("%s, %u keys of %u, a group of %u: begun in %.1f ms, longest step %.1f ms at %.3f of the build, dropped in %.1f ms\n", kind_names[kind], keys->n, keys->dim, train->group, begun,
            longest, at_longest, freed);
     idx_free(ix);

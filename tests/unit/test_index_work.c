@@ -261,13 +261,6 @@ static const double most_ms = 200; /* several times as slow */
 static const double most_ms = 50;
 #endif
 
-static double process_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 typedef struct {
     atomic_bool stop;
     double after_ms, at_ms; /* of CPU time */
@@ -276,10 +269,10 @@ typedef struct {
 static void *stop_later(void *arg)
 {
     stopper *s = arg;
-    double until = process_ms() + s->after_ms;
-    while (process_ms() < until)
+    double until = t_cpu_ms(CLOCK_PROCESS_CPUTIME_ID) + s->after_ms;
+    while (t_cpu_ms(CLOCK_PROCESS_CPUTIME_ID) < until)
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
-    s->at_ms = process_ms();
+    s->at_ms = t_cpu_ms(CLOCK_PROCESS_CPUTIME_ID);
     atomic_store(&s->stop, true);
     return NULL;
 }
@@ -302,7 +295,7 @@ static bool stop_often(unsigned wants)
         pthread_t thread;
         ck_assert_int_eq(pthread_create(&thread, NULL, stop_later, &x), 0);
         more = eng_index_work_run(w, UINT64_MAX, &x.stop);
-        double returned = process_ms();
+        double returned = t_cpu_ms(CLOCK_PROCESS_CPUTIME_ID);
         while (!atomic_load(&x.stop)) { /* all is done: the other thread waits for this one to spend its time */
         }
         pthread_join(thread, NULL);
