@@ -43,7 +43,7 @@ eng_segment *eng_cache_get(const eng_cache *c, const eng_segment_id *id);
 /* What is kept, parents before their children; good until the next change. */
 eng_segment *const *eng_cache_segments(const eng_cache *c, uint32_t *ret_n);
 
-/* Lets go of one that nothing else holds. */
+/* Keeps it no more, after all kept that continues it; whoever else holds it goes on. */
 void eng_cache_drop(eng_cache *c, eng_segment *s);
 
 /* Keeps `merged` in the place of n segments of a chain, first one first, which nothing else holds; what continues the last of them continues it. */
